@@ -1,0 +1,46 @@
+"""What can go wrong, by who is at fault. Each message is one line: what, where, expected, got, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """The call is wrong: exit code 2, one line."""
+
+
+class StackError(Exception):
+    """Base of everything that a stack or its adapter reports."""
+
+
+class StackMissing(StackError):
+    """The stack is not installed or not importable; the message says what to install. INCOMPLETE."""
+
+
+class NotSupported(StackError):
+    """The stack lacks what the claim needs (no virtual-TP module, an unknown backend)."""
+
+
+class StackRefused(StackError):
+    """The stack's own validation said no; the message is the stack's."""
+
+
+class StackCrashed(StackError):
+    """The stack died or raised a device error inside this claim's call. NO-GO."""
+
+
+class StackTimeout(StackError):
+    """The stack did not answer within its time limit and was ended."""
+
+
+class AdapterError(StackError):
+    """Our adapter does not know how to drive this version; the message names what it tripped over."""
+
+
+def nearest(word: str, known: Iterable[str], what: str) -> UsageError:
+    """A UsageError for an unknown name, with the nearest known one: `unknown profile 'sm12'; nearest: sm120`."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)
+    hint = f"; nearest: {close[0]}" if close else ""
+    return UsageError(f"unknown {what} {word!r}{hint} (known: {', '.join(names) or 'none'})")

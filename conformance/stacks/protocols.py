@@ -1,0 +1,187 @@
+"""One small protocol a layer. A stack offers those it has; `capabilities()` says which, and how.
+
+All byte tensors are `torch.uint8` and two-dimensional (rows, bytes): a checkpoint tensor of one expert,
+or one expert's part of a loaded parameter, exactly as stored. FP8 and E8M0 codes travel as their bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from conformance.geometry import Geometry
+
+#: The routed-expert parameters, in vLLM's own names, and the checkpoint shards each one is loaded from.
+SHARDS: dict[str, tuple[str, ...]] = {
+    "w13_weight": ("w1", "w3"),
+    "w13_weight_scale": ("w1", "w3"),
+    "w2_weight": ("w2",),
+    "w2_weight_scale": ("w2",),
+}
+
+
+class StackInfo(msgspec.Struct, omit_defaults=True):
+    """Who is under test. `subject` is `reference` for ours: such a verdict judges the harness, not a machine."""
+
+    name: str
+    subject: str
+    version: str
+    python: str = ""
+    #: What identifies the code: commit of a checkout, hashes of the files that decide plan and loading.
+    identity: dict[str, str] = {}
+    #: Backends that the stack's own oracle knows, by the name that `--backend` takes.
+    backends: list[str] = []
+    #: Layers and features it has (`plan`, `loader`, `virtual-tp`, ...), and what it lacks, in words.
+    capabilities: list[str] = []
+    notes: list[str] = []
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One planned axis, in elements of that axis: checkpoint size, padded global size, size of one rank."""
+
+    original: int
+    padded: int
+    per_rank: int
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """What the stack is asked to plan. `capability` is the pretended CUDA capability, None for no CUDA."""
+
+    geometry: Geometry
+    tp: int
+    capability: tuple[int, int] | None
+    attention: str | None
+    moe: str
+    #: Go round the stack's own guard, to see the plan it would make.
+    force: bool = False
+
+
+class PlanOutcome(msgspec.Struct):
+    """What came of it.
+
+    `accepted`: a configuration was built (and padded, if padding was needed). `refused`: the stack raised, and
+    `message` is its own. `ignored`: no error, and yet no plan where padding was needed.
+    `axes` holds heads, groups, routed, shared, vocab (those that the geometry has) and, under
+    `unpadded`, the axes that must stay as they are. None where the stack made no plan.
+    `origin` is `plan` (the stack's own plan) or `layers` (read off the layers it built).
+    """
+
+    outcome: Literal["accepted", "refused", "ignored"]
+    message: str = ""
+    axes: dict[str, Axis] | None = None
+    unpadded: dict[str, int] = {}
+    origin: str = ""
+    forced: bool = False
+    notes: list[str] = []
+
+
+class PlanBuilder(Protocol):
+    """Layer `plan`."""
+
+    def plan(self, request: PlanRequest) -> PlanOutcome:
+        """Raises NotSupported, AdapterError, StackCrashed, StackTimeout; a refusal is an outcome, no exception."""
+
+
+class ExpertsRequest(msgspec.Struct, frozen=True):
+    """One rank's routed-expert layer. `experts` of `geometry.num_experts` are built (ids 0..experts-1)."""
+
+    geometry: Geometry
+    tp: int
+    rank: int
+    backend: str
+    experts: int
+    capability: tuple[int, int] | None
+    attention: str | None = None
+    #: Go round a refusal of the whole configuration (not of the layer itself).
+    force: bool = False
+    #: Attributes declared on parameters before loading (`--repair`): {parameter: {attribute: value}}.
+    attributes: dict[str, dict[str, int]] = {}
+
+
+class ParameterInfo(msgspec.Struct, frozen=True):
+    """One loaded parameter: its bytes are (experts, rows, cols). `dtype` is the stack's own name for it."""
+
+    rows: int
+    cols: int
+    dtype: str
+
+
+class ExpertsInfo(msgspec.Struct):
+    """The layer as built. Widths are in elements of the intermediate axis of one rank."""
+
+    parameters: dict[str, ParameterInfo]
+    kernel_width: int
+    backend: str
+    logical_width: int | None = None
+    notes: list[str] = []
+    details: dict[str, Any] = {}
+
+
+class ExpertsLayer(Protocol):
+    """One rank's routed-expert layer, open for loading. A black box: bytes in, bytes out."""
+
+    info: ExpertsInfo
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """A flat uint8 buffer that sources are cut from: shared memory where the stack is another process."""
+
+    def initial(self, parameter: str, expert: int) -> torch.Tensor:
+        """Bytes right after construction with `fill_uninitialized_memory`: (rows, cols). Zero there means that
+        the stack initialised the byte; 0xFF (or a NaN's bytes), that it did not."""
+
+    def fill(self, parameter: str, value: int) -> None:
+        """Overwrite every byte of the parameter, all experts, with `value`."""
+
+    def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
+        """Hand one checkpoint tensor (rows, cols), a contiguous view into `allocate`'s buffer, to the real loader.
+        Raises StackRefused with the loader's own message if it raises or reports no success."""
+
+    def read(self, parameter: str, expert: int) -> torch.Tensor:
+        """One expert's bytes (rows, cols). Valid until the next call."""
+
+    def write(self, parameter: str, expert: int, data: torch.Tensor) -> None:
+        """Overwrite one expert's bytes: the seam at which faults are planted."""
+
+    def close(self) -> None: ...
+
+
+class ShardLoader(Protocol):
+    """Layer `loader`."""
+
+    def open_experts(self, request: ExpertsRequest) -> ExpertsLayer:
+        """Raises StackRefused (the stack's validation), NotSupported, AdapterError, StackCrashed, StackTimeout."""
+
+
+class Stack(Protocol):
+    """What an entry point of `conformance.stacks` returns from `open_stack(options)`.
+
+    Lazy: nothing heavy is imported or started before the first protocol object is asked for.
+    """
+
+    name: str
+
+    def info(self) -> StackInfo:
+        """Starts the stack if need be. Raises StackMissing with what to install."""
+
+    def planner(self) -> PlanBuilder: ...
+
+    def loader(self) -> ShardLoader: ...
+
+    def close(self) -> None: ...
+
+
+class StackOptions(msgspec.Struct, frozen=True):
+    """How to reach a stack: `--vllm-python`, `--vllm-source`, the run folder's private parts, time limits."""
+
+    python: str | None = None
+    source: str | None = None
+    work_dir: str | None = None
+    #: Seconds that one call into the stack may take, and that its start may take.
+    call_timeout: float = 300.0
+    start_timeout: float = 300.0
+    #: A profile's padding that the reference stack emulates: {"intermediate": 128, "heads": 32}.
+    emulate: dict[str, int] = {}

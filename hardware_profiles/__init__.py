@@ -1,0 +1,1 @@
+"""Hardware profiles as data, and the code that matches a GPU to one."""
