@@ -26,6 +26,10 @@ class StackRefused(StackError):
     """The stack's own validation said no; the message is the stack's."""
 
 
+class Blocked(StackError):
+    """What the claim needs could not be had (a layer that the stack refuses to build)."""
+
+
 class StackCrashed(StackError):
     """The stack died or raised a device error inside this claim's call. NO-GO."""
 
@@ -36,6 +40,10 @@ class StackTimeout(StackError):
 
 class AdapterError(StackError):
     """Our adapter does not know how to drive this version; the message names what it tripped over."""
+
+
+class UnfitShape(StackError):
+    """A built parameter cannot hold what is due in it: measured, and wrong."""
 
 
 def nearest(word: str, known: Iterable[str], what: str) -> UsageError:

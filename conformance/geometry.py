@@ -107,14 +107,18 @@ def load(name: str) -> Geometry:
     if path.is_dir():
         path = path / "config.json"
     if path.suffix == ".json" or path.exists():
-        return parse(_read(path), path.parent.name if path.name == "config.json" else path.stem, where=str(path))
+        return parse(
+            _read(path), path.parent.name if path.name == "config.json" else path.stem, where=str(path)
+        )
     raise nearest(name, embedded(), "geometry")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise UsageError(f"{path}: {path.stat().st_size} bytes is no config.json (at most {_MAX_CONFIG_BYTES})")
+            raise UsageError(
+                f"{path}: {path.stat().st_size} bytes is no config.json (at most {_MAX_CONFIG_BYTES})"
+            )
         config = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not a readable config.json: {error}") from None
@@ -134,13 +138,20 @@ def parse(config: dict[str, Any], name: str, where: str | None = None) -> Geomet
         if any(text.get(key) is not None for key in keys)
     }
     limit = text.get("swiglu_limit")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6):
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6
+    ):
         raise UsageError(f"{where}: swiglu_limit is {limit!r}; a positive number was due")
     model_type = text.get("model_type", "")
     if not isinstance(model_type, str):
         raise UsageError(f"{where}: model_type is {model_type!r}; a string was due")
     geometry = Geometry(
-        name=name, model_type=model_type, swiglu_limit=limit, config=config, **sizes, **extra  # type: ignore[arg-type]
+        name=name,
+        model_type=model_type,
+        swiglu_limit=limit,
+        config=config,
+        **sizes,
+        **extra,  # type: ignore[arg-type]
     )
     _consistent(geometry, where)
     return geometry
@@ -165,10 +176,16 @@ def _consistent(g: Geometry, where: str) -> None:
         ("the routed intermediate size", g.intermediate, SCALE_GROUP),
     ):
         if value % unit:
-            raise UsageError(f"{where}: {field} is {value}; a multiple of {unit} (one MXFP4 scale group) was due")
+            raise UsageError(
+                f"{where}: {field} is {value}; a multiple of {unit} (one MXFP4 scale group) was due"
+            )
     if g.top_k > g.experts:
         raise UsageError(f"{where}: top-k is {g.top_k} of {g.experts} experts")
     if g.attention_heads % g.kv_heads:
-        raise UsageError(f"{where}: {g.attention_heads} attention heads over {g.kv_heads} KV heads do not divide")
+        raise UsageError(
+            f"{where}: {g.attention_heads} attention heads over {g.kv_heads} KV heads do not divide"
+        )
     if g.output_groups and g.attention_heads % g.output_groups:
-        raise UsageError(f"{where}: {g.attention_heads} heads over {g.output_groups} output groups do not divide")
+        raise UsageError(
+            f"{where}: {g.attention_heads} heads over {g.output_groups} output groups do not divide"
+        )

@@ -1,0 +1,52 @@
+"""The command `conformance`. Exit codes: 0 good, 1 NO-GO or a fault not caught, 2 the call is wrong, 3 INCOMPLETE."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from conformance import __version__
+from conformance.cli import gate, inspect, map, selftest
+from conformance.errors import UsageError
+
+#: Base of every complaint about arguments; newer typer brings its own click along.
+_CallError = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="conformance",
+    help="Decides, with evidence, whether an LLM inference stack may go live at an awkward tensor-parallel size.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("gate")(gate.gate)
+app.command("selftest")(selftest.selftest)
+app.command("map")(map.map_command)
+for command in (inspect.explain, inspect.claims, inspect.profiles, inspect.stacks, inspect.doctor):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: wrong calls end with one line and exit code 2, never with a traceback."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # copies and comparisons gain nothing from more
+    try:
+        sys.exit(typer.main.get_command(app).main(standalone_mode=False) or 0)
+    except (UsageError, _CallError) as error:
+        words = str(error) if isinstance(error, UsageError) else error.format_message()
+        print(f"conformance: {' '.join(words.split())}", file=sys.stderr)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
+        print("conformance: interrupted; --resume goes on with the run", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)

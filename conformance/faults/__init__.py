@@ -1,0 +1,1 @@
+"""Faults: known bugs, planted on purpose at a seam of any stack. The harness must catch every one."""

@@ -1,0 +1,2 @@
+def map_command() -> None:
+    """x"""

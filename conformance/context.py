@@ -1,0 +1,134 @@
+"""What checks look at: the run's settings and everything measured so far, each thing measured once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conformance import expected
+from conformance.errors import Blocked, StackError, StackRefused, UnfitShape
+from conformance.geometry import Geometry
+from conformance.provenance.boxes import ProvenanceMap
+from conformance.provenance.measure import measure
+from conformance.stacks.protocols import (
+    SHARDS,
+    ExpertsInfo,
+    ExpertsRequest,
+    ParameterInfo,
+    PlanBuilder,
+    PlanOutcome,
+    PlanRequest,
+    ShardLoader,
+)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What is judged: model, tensor-parallel size, backend pair and the CUDA capability it is meant for."""
+
+    geometry: Geometry
+    tp: int
+    backend: str
+    attention: str | None
+    capability: tuple[int, int] | None
+    #: Kernel roundings that the profile's data knows for this backend, in elements.
+    intermediate_roundings: tuple[int, ...]
+    hidden_roundings: tuple[int, ...]
+    force: bool = False
+    #: Attributes that `--repair` declares on parameters before loading.
+    attributes: dict[str, dict[str, int]] = {}
+    seed: int = 20261129
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """One parameter of one rank: the due map, the measured map, and whether its bytes begin as zeros."""
+
+    due: ProvenanceMap
+    seen: ProvenanceMap
+    starts_zero: bool
+
+
+class Context:
+    """Handed to every check beside the stack. Planner and loader may be wrapped by a planted fault."""
+
+    def __init__(self, target: Target, planner: PlanBuilder, loader: ShardLoader):
+        self.target = target
+        self._planner = planner
+        self._loader = loader
+        self._plans: dict[bool, PlanOutcome] = {}
+        self._ranks: dict[int, tuple[ExpertsInfo, dict[str, Loaded | StackError]] | StackError] = {}
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.target.geometry
+
+    @property
+    def ranks(self) -> range:
+        return range(self.target.tp)
+
+    @property
+    def padded(self) -> bool:
+        """Does this tensor-parallel size need padding at all?"""
+        return bool(expected.needs_padding(self.geometry, self.target.tp))
+
+    def plan(self, force: bool = False) -> PlanOutcome:
+        """The stack's answer to the configuration; with `force`, the plan it would make without its guard."""
+        if force not in self._plans:
+            t = self.target
+            request = PlanRequest(t.geometry, t.tp, t.capability, t.attention, t.backend, force)
+            self._plans[force] = self._planner.plan(request)
+        return self._plans[force]
+
+    def experts_info(self, rank: int) -> ExpertsInfo:
+        """One rank's routed-expert layer as built. Raises Blocked where the stack refuses to build it."""
+        return self._survey(rank)[0]
+
+    def loaded(self, parameter: str, rank: int) -> Loaded:
+        """Raises the StackError that measuring that parameter raised (UnfitShape where no right map exists)."""
+        outcome = self._survey(rank)[1][parameter]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _survey(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
+        """Build a rank's layer once and measure all of its parameters, each with its own outcome."""
+        if rank not in self._ranks:
+            try:
+                self._ranks[rank] = self._measure(rank)
+            except StackError as error:
+                self._ranks[rank] = error
+        outcome = self._ranks[rank]
+        if isinstance(outcome, StackError):
+            raise outcome
+        return outcome
+
+    def _measure(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
+        t = self.target
+        experts = t.geometry.experts
+        request = ExpertsRequest(
+            t.geometry, t.tp, rank, t.backend, experts, t.capability, t.attention, t.force, t.attributes
+        )
+        try:
+            layer = self._loader.open_experts(request)
+        except StackRefused as refusal:
+            raise Blocked(f"the stack refuses to build it: {refusal}") from None
+        outcomes: dict[str, Loaded | StackError] = {}
+        try:
+            for parameter, shards in SHARDS.items():
+                try:
+                    info = layer.info.parameters[parameter]
+                    due = _due(t, rank, parameter, info)
+                    shape = t.geometry.checkpoint_shape(parameter)
+                    seen = measure(layer, due, shards, shape, t.seed + rank)
+                    starts_zero = not any(bool(layer.initial(parameter, e).any()) for e in {0, experts - 1})
+                    outcomes[parameter] = Loaded(due, seen, starts_zero)
+                except StackError as error:
+                    outcomes[parameter] = error
+        finally:
+            layer.close()
+        return layer.info, outcomes
+
+
+def _due(t: Target, rank: int, parameter: str, info: ParameterInfo) -> ProvenanceMap:
+    try:
+        return expected.experts_map(t.geometry, t.tp, rank, parameter, info, t.geometry.experts)
+    except ValueError as error:
+        raise UnfitShape(f"{parameter} as built, ({info.rows}, {info.cols}) bytes: {error}") from None

@@ -1,0 +1,164 @@
+"""The seams at which faults are planted: the plan's outcome, and each load of a routed expert."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from conformance import expected
+from conformance.stacks.protocols import (
+    SHARDS,
+    ExpertsInfo,
+    ExpertsLayer,
+    ExpertsRequest,
+    PlanBuilder,
+    PlanOutcome,
+    PlanRequest,
+    ShardLoader,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Load(NamedTuple):
+    """One call of the loader, seen along the intermediate axis.
+
+    `source` is the checkpoint tensor (rows, bytes), `whole` a copy of what the clean loader left in the destination,
+    to be changed in place, and `part` its half for this shard (W2: all of it). `prefill` is what it held before.
+    """
+
+    request: ExpertsRequest
+    parameter: str
+    shard: str
+    expert: int
+    source: torch.Tensor
+    whole: torch.Tensor
+    part: torch.Tensor
+    prefill: int
+
+    @property
+    def dim(self) -> int:
+        return 0 if self.parameter.startswith("w13") else 1
+
+    @property
+    def unit(self) -> int:
+        """Elements in a stored unit of the axis."""
+        return expected.unit(self.parameter)
+
+    @property
+    def per_rank(self) -> int:
+        """Stored units that a rank should get."""
+        due = expected.axes(self.request.geometry, self.request.tp)["routed"].per_rank
+        return due // self.unit
+
+    @property
+    def start(self) -> int:
+        return self.per_rank * self.request.rank
+
+    @property
+    def size(self) -> int:
+        """Stored units of the checkpoint that the rank should get: fewer on the last rank."""
+        return max(0, min(self.per_rank, self.source.shape[self.dim] - self.start))
+
+    @property
+    def width(self) -> int:
+        """Stored units of the destination."""
+        return self.part.shape[self.dim]
+
+    def cut(self, start: int, size: int, rest: int = 0) -> None:
+        """Replace the destination by source[start : start + size], as far as there is any, and `rest` behind it."""
+        size = max(0, min(size, self.width, self.source.shape[self.dim] - start))
+        self.part.fill_(rest)
+        if size:
+            piece = self.source.narrow(self.dim, start, size)
+            self.part[: piece.shape[0], : piece.shape[1]] = piece
+            if self.dim == 0:
+                self.part[:size, piece.shape[1] :] = 0
+            else:
+                self.part[piece.shape[0] :] = 0
+
+    def tail(self) -> torch.Tensor:
+        """The destination's padding behind the rank's slice."""
+        return self.part.narrow(self.dim, self.size, self.width - self.size)
+
+
+class LoaderFault(NamedTuple):
+    """Each hook may be None. `rank` and `target` misdirect a call, `after` changes what it left behind."""
+
+    rank: Callable[[ExpertsRequest], int] | None = None
+    target: Callable[[ExpertsRequest, str, int], tuple[str, int]] | None = (
+        None  # (shard, expert) -> the same, wrong
+    )
+    after: Callable[[Load], None] | None = None
+    uninitialised: bool = False
+
+
+class FaultyPlanner:
+    def __init__(self, inner: PlanBuilder, fault: Callable[[PlanOutcome], PlanOutcome]):
+        self._inner, self._fault = inner, fault
+
+    def plan(self, request: PlanRequest) -> PlanOutcome:
+        return self._fault(self._inner.plan(request))
+
+
+class FaultyLoader:
+    def __init__(self, inner: ShardLoader, fault: LoaderFault):
+        self._inner, self._fault = inner, fault
+
+    def open_experts(self, request: ExpertsRequest) -> ExpertsLayer:
+        asked = request
+        if self._fault.rank:
+            asked = msgspec.structs.replace(request, rank=self._fault.rank(request))
+        return _FaultyExperts(self._inner.open_experts(asked), self._fault, request)
+
+
+class _FaultyExperts:
+    def __init__(self, inner: ExpertsLayer, fault: LoaderFault, request: ExpertsRequest):
+        self._inner, self._fault, self._request = inner, fault, request
+        self._prefill: dict[str, int] = {}
+        self.info: ExpertsInfo = inner.info
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return self._inner.allocate(nbytes)
+
+    def initial(self, parameter: str, expert: int) -> torch.Tensor:
+        data = self._inner.initial(parameter, expert)
+        return data.clone().fill_(255) if self._fault.uninitialised else data
+
+    def fill(self, parameter: str, value: int) -> None:
+        self._prefill[parameter] = value
+        self._inner.fill(parameter, value)
+
+    def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
+        if self._fault.target:
+            shard, expert = self._fault.target(self._request, shard, expert)
+        self._inner.load(parameter, shard, expert, source)
+        if self._fault.after:
+            data = self._inner.read(parameter, expert).clone()
+            halves = data.chunk(len(SHARDS[parameter]), dim=0)
+            part = halves[SHARDS[parameter].index(shard)]
+            self._fault.after(
+                Load(
+                    self._request,
+                    parameter,
+                    shard,
+                    expert,
+                    source,
+                    data,
+                    part,
+                    self._prefill.get(parameter, 0),
+                )
+            )
+            self._inner.write(parameter, expert, data)
+
+    def read(self, parameter: str, expert: int) -> torch.Tensor:
+        return self._inner.read(parameter, expert)
+
+    def write(self, parameter: str, expert: int, data: torch.Tensor) -> None:
+        self._inner.write(parameter, expert, data)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,134 @@
+"""Plant every fault in a stack and see which claims notice: the kill matrix."""
+
+from __future__ import annotations
+
+import msgspec
+
+import hardware_profiles
+from conformance import catalogue, geometry
+from conformance.context import Context, Target
+from conformance.errors import nearest
+from conformance.faults.catalogue import FAULTS, Fault
+from conformance.faults.seams import FaultyLoader, FaultyPlanner
+from conformance.gate.runner import evaluate
+from conformance.result import NO_GO, Status
+from conformance.stacks import registry
+from conformance.stacks.protocols import Stack, StackOptions
+
+#: Small, and yet nothing in it divides by 3: 256 channels are 96/96/64 of kernel width 128.
+GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "sm120"
+
+
+class Planted(msgspec.Struct):
+    """`caught` only if every claim that the fault names fails planted and passes clean.
+
+    `spared`: named claims that did not fail. `fails_clean`: named claims that say nothing here, since the stack
+    fails them without the fault. `also`: other claims that failed.
+    """
+
+    id: str
+    layer: str
+    what: str
+    claims: list[str]
+    caught: bool
+    caught_by: list[str]
+    spared: list[str]
+    fails_clean: list[str]
+    also: list[str]
+    outcome: str
+
+
+class Report(msgspec.Struct):
+    stack: str
+    geometry: str
+    tp: int
+    #: Claim -> status and reason where the stack does not pass without any fault.
+    clean: dict[str, str]
+    faults: list[Planted]
+    counts: dict[str, int]
+    exit_code: int
+
+
+def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None) -> Report:
+    """Raises UsageError for an unknown stack, fault or backend, StackError where the stack cannot be opened."""
+    for name in only:
+        if name not in FAULTS:
+            raise nearest(name, FAULTS, "fault")
+    target = _target(backend or BACKEND)
+    padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
+    stack = registry.open_stack(stack_name, msgspec.structs.replace(options, emulate=padding))
+    try:
+        clean = _statuses(stack, Context(target, stack.planner(), stack.loader()), ("plan", "loader"))
+        planted = [_plant(stack, target, FAULTS[i], clean) for i in only or FAULTS]
+    finally:
+        stack.close()
+    alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
+    outcomes = [p.outcome for p in planted]
+    counts = {word: outcomes.count(word) for word in ("caught", "alive", "fails clean", "not planted")}
+    return Report(stack_name, GEOMETRY, TP, alarms, planted, counts, _exit_code(stack_name, alarms, counts))
+
+
+def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) -> int:
+    """What fails clean is a false alarm on our own stack; on a real one it is listed, and proves nothing."""
+    if counts["alive"] or (stack_name == "reference" and alarms):
+        return 1
+    return 3 if counts["not planted"] or counts["fails clean"] or not counts["caught"] else 0
+
+
+def _target(backend: str) -> Target:
+    known = hardware_profiles.backends()
+    if backend not in known:
+        raise nearest(backend, known, "backend")
+    b = known[backend]
+    profile = hardware_profiles.load(PROFILE)
+    return Target(
+        geometry.load(GEOMETRY),
+        TP,
+        b.name,
+        b.attention or profile.attention,
+        profile.capability,
+        b.intermediate,
+        b.hidden,
+    )
+
+
+def _statuses(stack: Stack, context: Context, layers: tuple[str, ...]) -> dict[str, tuple[Status, str]]:
+    found = {}
+    for claim in catalogue.claims().values():
+        if claim.layer in layers and claim.check and not claim.not_applicable(context.geometry):
+            status, reason, _ = evaluate(claim, stack, context)
+            found[claim.id] = status, reason
+    return found
+
+
+def _plant(stack: Stack, target: Target, fault: Fault, clean: dict[str, tuple[Status, str]]) -> Planted:
+    planner, loader = stack.planner(), stack.loader()
+    if fault.plan:
+        planner = FaultyPlanner(planner, fault.plan)
+    if fault.loader:
+        loader = FaultyLoader(loader, fault.loader)
+    statuses = _statuses(stack, Context(target, planner, loader), (fault.layer,))
+    failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
+    passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}
+    fails_clean = [i for i in fault.claims if i not in passes_clean]
+    caught_by = [i for i in fault.claims if i in failed and i in passes_clean]
+    spared = [i for i in fault.claims if i in passes_clean and i not in failed]
+    unmeasured = [i for i in spared if statuses[i][0] is not Status.PASS]
+    if unmeasured:
+        outcome = "not planted"
+    elif spared:
+        outcome = "alive"
+    else:
+        outcome = "caught" if caught_by else "fails clean"
+    return Planted(
+        id=fault.id,
+        layer=fault.layer,
+        what=fault.what,
+        claims=list(fault.claims),
+        caught=outcome == "caught",
+        caught_by=caught_by,
+        spared=spared,
+        fails_clean=fails_clean,
+        also=[i for i in failed if i not in fault.claims],
+        outcome=outcome,
+    )

@@ -1,0 +1,163 @@
+"""Runs claims one after the other and turns what happens into a status. The gate and pytest both use it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from conformance import errors
+from conformance.catalogue import Claim
+from conformance.context import Context
+from conformance.gate import schedule
+from conformance.gate.settings import Resolved
+from conformance.result import ClaimResult, Evidence, Status
+from conformance.stacks import registry
+from conformance.stacks.protocols import Stack, StackInfo
+
+Record = Callable[[ClaimResult], None]
+
+
+class Runner:
+    """One run: stacks are opened once, on first use, and kept. `record` is called after each claim.
+
+    `claims` run in order through `run_claim`; results of an earlier, broken run may be given as `known`.
+    """
+
+    def __init__(
+        self,
+        run: Resolved,
+        record: Record,
+        known: dict[str, ClaimResult] | None = None,
+        saw_stack: Callable[[StackInfo], None] = lambda info: None,
+    ):
+        self.run = run
+        self.results: dict[str, ClaimResult] = {}
+        self._record = record
+        self._saw_stack = saw_stack
+        self._known = known or {}
+        self._stacks: dict[str, Stack | errors.StackError] = {}
+        self._contexts: dict[str, Context] = {}
+
+    def run_claim(self, claim: Claim) -> ClaimResult:
+        """The claim's result; never raises for anything that a stack or a check does."""
+        if claim.id in self._known:
+            result = self._known[claim.id]
+        else:
+            started = time.perf_counter()
+            status, reason, evidence = self._outcome(claim)
+            result = ClaimResult(
+                id=claim.id,
+                layer=claim.layer,
+                group=claim.group,
+                status=status,
+                required=claim.id in self.run.required,
+                reason=reason,
+                evidence=evidence,
+                seconds=round(time.perf_counter() - started, 3),
+                repeat=repeat_command(self.run, claim.id) if status is not Status.PASS else "",
+            )
+            self._record(result)
+        self.results[claim.id] = result
+        return result
+
+    def close(self) -> None:
+        for stack in self._stacks.values():
+            if not isinstance(stack, errors.StackError):
+                stack.close()
+        self._stacks.clear()
+
+    def stack(self, name: str) -> Stack:
+        """The open stack, its info kept. Raises the StackError of its first opening again and again."""
+        if name not in self._stacks:
+            try:
+                stack = registry.open_stack(name, self.run.stack_options)
+                self._stacks[name] = stack
+                self._saw_stack(stack.info())
+            except errors.StackError as error:
+                self._stacks[name] = error
+        known = self._stacks[name]
+        if isinstance(known, errors.StackError):
+            raise known
+        return known
+
+    def _context(self, stack: Stack) -> Context:
+        if stack.name not in self._contexts:
+            self._contexts[stack.name] = Context(self.run.target, stack.planner(), stack.loader())
+        return self._contexts[stack.name]
+
+    def _outcome(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
+        if reason := claim.not_applicable(self.run.target.geometry):
+            return Status.NOT_APPLICABLE, reason, None
+        if not claim.check:
+            return Status.NOT_RUN, "this version of the harness has no check for it", None
+        if not self.run.settings.no_gate and (blocker := schedule.blocker(claim, self.results)):
+            return Status.BLOCKED, f"needs {blocker}; --no-gate runs it all the same", None
+        try:
+            stack = self.stack(self.run.stacks[claim.layer])
+            context = self._context(stack)
+        except errors.StackError as error:
+            return *_status_of(error), None
+        return evaluate(claim, stack, context)
+
+
+def evaluate(claim: Claim, stack: Stack, context: Context) -> tuple[Status, str, Evidence | None]:
+    """Run one check: (status, reason, evidence). Only a UsageError gets through."""
+    try:
+        evidence = claim.function()(stack, context)
+    except errors.UsageError:
+        raise
+    except Exception as error:
+        return *_status_of(error), None
+    evidence.stack = stack.name
+    return (Status.PASS, "", evidence) if evidence.ok else (Status.FAIL, evidence.summary, evidence)
+
+
+def _status_of(error: Exception) -> tuple[Status, str]:
+    words = " ".join(str(error).split())
+    match error:
+        case errors.StackMissing():
+            return Status.NOT_RUN, words
+        case errors.NotSupported():
+            return Status.NOT_SUPPORTED, words
+        case errors.Blocked():
+            return Status.BLOCKED, words
+        case errors.StackRefused():
+            return Status.FAIL, words
+        case errors.StackCrashed():
+            return Status.CRASH, words
+        case errors.StackTimeout():
+            return Status.TIMEOUT, words
+        case errors.AdapterError():
+            return Status.ERROR, words
+        case errors.UnfitShape():
+            return Status.FAIL, words
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return Status.ERROR, f"{type(error).__name__}: {words} ({Path(at.filename).name}:{at.lineno})"
+
+
+def repeat_command(run: Resolved, claim_id: str) -> str:
+    """The one line that repeats just this claim."""
+    s = run.settings
+    options: list[tuple[str, str | bool | None]] = [
+        ("--profile", None if s.emulate else run.profile.name),
+        ("--emulate", s.emulate),
+        ("--stack", s.stack),
+        ("--vllm-python", s.vllm_python),
+        ("--vllm-source", s.vllm_source),
+        ("--geometry", s.geometry),
+        ("--tp", s.tp),
+        ("--backend", s.backend),
+        ("--policy", s.policy if s.policy != "full" else None),
+        ("--repair", s.repair or None),
+        ("--force-shard", s.force_shard),
+    ]
+    words = ["conformance", "gate", "--claim", claim_id]
+    for name, value in options:
+        if value is True:
+            words.append(name)
+        elif value:
+            words += [name, str(value)]
+    return shlex.join(words)

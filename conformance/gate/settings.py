@@ -1,0 +1,196 @@
+"""The options of a run, as the gate and pytest both take them, and what they resolve to."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+import hardware_profiles
+from conformance import catalogue, geometry
+from conformance.context import Target
+from conformance.errors import UsageError, nearest
+from conformance.faults import repairs
+from conformance.stacks import registry
+from conformance.stacks.protocols import StackOptions
+from hardware_profiles import Profile
+
+DEFAULT_GEOMETRY = "deepseek-v4-flash"
+DEFAULT_TP = 3
+_MOST_TP = 1024
+
+
+class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As given; None and empty mean `the default`."""
+
+    profile: str | None = None
+    emulate: str | None = None
+    stack: str | None = None
+    geometry: str = DEFAULT_GEOMETRY
+    tp: str = str(DEFAULT_TP)
+    backend: str | None = None
+    layers: str = ""
+    policy: str = "full"
+    run_dir: str | None = None
+    resume: bool = False
+    vllm_python: str | None = None
+    vllm_source: str | None = None
+    force_shard: bool = False
+    repair: str = ""
+    no_gate: bool = False
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a policy runs and refuses. `only_required`: claims outside the must-pass list do not run."""
+
+    title: str
+    required: str
+    only_required: bool = False
+    release: bool = False
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """A valid run: everything looked up, nothing started."""
+
+    settings: Settings
+    profile: Profile
+    target: Target
+    policy: Policy
+    layers: tuple[str, ...]
+    #: layer -> name of the stack that is judged in it
+    stacks: dict[str, str]
+    stack_options: StackOptions
+    #: ids required for a GO, in schedule order, before any narrowing of scope
+    required: tuple[str, ...]
+    repairs: tuple[str, ...]
+
+    @property
+    def stack_words(self) -> str:
+        names = set(self.stacks.values())
+        return (
+            names.pop()
+            if len(names) == 1
+            else ",".join(f"{layer}={name}" for layer, name in self.stacks.items())
+        )
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.settings.layers)
+
+
+def policies() -> dict[str, Policy]:
+    data = tomllib.loads(Path(__file__).with_name("policies.toml").read_text())
+    return {name: msgspec.convert(entry, Policy) for name, entry in data.items()}
+
+
+def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
+    """Look everything up. `default_profile` is what `-m` names, if it names one.
+
+    Raises UsageError for each thing that does not exist or does not go together.
+    """
+    profile = _profile(settings, default_profile)
+    policy = policies().get(settings.policy)
+    if policy is None:
+        raise nearest(settings.policy, policies(), "policy")
+    layers = catalogue.check_layers(_words(settings.layers)) if settings.layers else catalogue.LAYERS
+    stacks = _stacks(settings, profile)
+    if "reference" in stacks.values() and profile.capability is not None:
+        raise UsageError(
+            f"the reference stack cannot be judged under the GPU profile {profile.name}: "
+            f"use --emulate {profile.name} to judge the harness with that profile's arithmetic"
+        )
+    if settings.emulate and set(stacks.values()) != {"reference"}:
+        raise UsageError(f"--emulate {settings.emulate} runs on the reference stack, not on {settings.stack}")
+    if policy.release and (settings.layers or settings.repair or settings.force_shard):
+        raise UsageError(
+            f"policy {settings.policy} refuses a partial scope, a repair and --force-shard: it judges what would be launched"
+        )
+    emulated = hardware_profiles.load(settings.emulate) if settings.emulate else None
+    backend_name = settings.backend or (emulated or profile).backend
+    backend = hardware_profiles.backends().get(backend_name)
+    if backend is None:
+        raise nearest(backend_name, hardware_profiles.backends(), "backend")
+    model = geometry.load(settings.geometry)
+    tp = _tp(settings.tp)
+    chosen = tuple(_words(settings.repair))
+    target = Target(
+        geometry=model,
+        tp=tp,
+        backend=backend.name,
+        attention=(profile.attention if not settings.backend else backend.attention) or backend.attention,
+        capability=profile.capability,
+        intermediate_roundings=backend.intermediate,
+        hidden_roundings=backend.hidden,
+        force=settings.force_shard,
+        attributes=repairs.attributes(chosen, model, tp),
+    )
+    padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
+    return Resolved(
+        settings=settings,
+        profile=profile,
+        target=target,
+        policy=policy,
+        layers=layers,
+        stacks=stacks,
+        stack_options=StackOptions(
+            python=settings.vllm_python, source=settings.vllm_source, emulate=padding, work_dir=None
+        ),
+        required=tuple(_required(profile, policy, stacks, tp, model)),
+        repairs=chosen,
+    )
+
+
+def _profile(settings: Settings, default: str | None) -> Profile:
+    known = hardware_profiles.names()
+    for name in (settings.profile, settings.emulate):
+        if name and name not in known:
+            raise nearest(name, known, "profile")
+    if settings.emulate:
+        if settings.profile not in (None, hardware_profiles.CPU):
+            raise UsageError(
+                f"--emulate {settings.emulate} implies --profile cpu; it does not go with --profile {settings.profile}"
+            )
+        if settings.emulate == hardware_profiles.CPU:
+            raise UsageError("--emulate takes a GPU profile: sm90, sm100, sm103, sm120 or sm121")
+        return hardware_profiles.load(hardware_profiles.CPU)
+    name = settings.profile or default or hardware_profiles.found()[0] or hardware_profiles.CPU
+    return hardware_profiles.load(name)
+
+
+def _stacks(settings: Settings, profile: Profile) -> dict[str, str]:
+    chosen = dict.fromkeys(catalogue.LAYERS, profile.stack)
+    for part in _words(settings.stack or ""):
+        layer, equals, name = part.partition("=")
+        if not equals:
+            chosen = dict.fromkeys(catalogue.LAYERS, part)
+            name = part
+        else:
+            catalogue.check_layers([layer])
+            chosen[layer] = name
+        if name not in registry.names():
+            raise nearest(name, registry.names(), "stack")
+    return chosen
+
+
+def _tp(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_TP:
+        raise UsageError(f"--tp is {text!r}; a whole number from 1 to {_MOST_TP} was due")
+    return int(text)
+
+
+def _required(
+    profile: Profile, policy: Policy, stacks: dict[str, str], tp: int, model: geometry.Geometry
+) -> list[str]:
+    judged = "reference" if set(stacks.values()) == {"reference"} else "*"
+    patterns = profile.required(policy.required, judged, model.name, tp)
+    if patterns is None:
+        return list(catalogue.claims())
+    try:
+        return catalogue.matching(patterns)
+    except ValueError as error:
+        raise UsageError(f"hardware_profiles/{profile.name}.toml: {error}") from None
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in (part.strip() for part in text.split(",")) if word]

@@ -1,0 +1,38 @@
+"""The kill matrix as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.faults.selftest import Report
+
+_STYLES = {"caught": "green", "alive": "bold red", "fails clean": "yellow", "not planted": "bold yellow"}
+
+
+def print_matrix(report: Report, to_stderr: bool = False) -> None:
+    console = Console(stderr=to_stderr, highlight=False)
+    table = Table(
+        title=f"{report.stack} stack, {report.geometry} at TP{report.tp}", title_justify="left", box=None
+    )
+    for heading in ("fault", "outcome", "claims that name it"):
+        table.add_column(heading, overflow="fold")
+    for planted in report.faults:
+        claims = ", ".join(
+            f"{claim}"
+            + (
+                " (spared!)"
+                if claim in planted.spared
+                else " (fails clean)"
+                if claim in planted.fails_clean
+                else ""
+            )
+            for claim in planted.claims
+        )
+        table.add_row(planted.id, f"[{_STYLES[planted.outcome]}]{planted.outcome}", claims)
+    console.print(table)
+    for claim, words in report.clean.items():
+        console.print(f"without any fault: {claim} {words}", markup=False)
+    counts = ", ".join(f"{n} {word}" for word, n in report.counts.items() if n)
+    silent = "the clean stack is silent" if not report.clean else f"{len(report.clean)} claims fail clean"
+    console.print(f"{len(report.faults)} faults: {counts}; {silent}", markup=False)

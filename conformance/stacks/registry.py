@@ -1,0 +1,45 @@
+"""Stacks by name, from the entry-point group `conformance.stacks`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from conformance.errors import StackMissing, UsageError, nearest
+
+if TYPE_CHECKING:
+    from conformance.stacks.protocols import Stack, StackOptions
+
+_GROUP = "conformance.stacks"
+
+
+@cache
+def _known() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUP)}
+
+
+def names() -> list[str]:
+    return sorted(_known())
+
+
+def open_stack(name: str, options: StackOptions) -> Stack:
+    """Raises UsageError for an unknown name, StackMissing where the plug-in itself cannot be imported."""
+    if not _known():
+        raise UsageError("no stacks are installed: run `pip install -e .` in the clone")
+    if name not in _known():
+        raise nearest(name, names(), "stack")
+    try:
+        opener = _known()[name].load()
+    except Exception as error:
+        raise StackMissing(f"stack {name}: {type(error).__name__}: {error}") from error
+    stack: Stack = opener(options)
+    return stack
+
+
+def described() -> dict[str, str]:
+    """name -> `module:function (distribution)`."""
+    return {
+        name: f"{point.value} ({point.dist.name if point.dist else 'unknown distribution'})"
+        for name, point in sorted(_known().items())
+    }
