@@ -1,0 +1,125 @@
+"""Layer `loader`: one rank's real RoutedExperts in the worker; bytes travel through shared buffers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from conformance.errors import AdapterError, StackCrashed
+from conformance.stacks.protocols import ExpertsInfo, ExpertsRequest, ParameterInfo
+from conformance.stacks.shared import SharedBuffer
+
+if TYPE_CHECKING:
+    import torch
+
+    from conformance.stacks.vllm.stack import VllmWorker
+
+
+class VllmLoader:
+    """See protocols.ShardLoader."""
+
+    def __init__(self, worker: VllmWorker) -> None:
+        self._worker = worker
+
+    def open_experts(self, request: ExpertsRequest) -> VllmExperts:
+        answer = self._worker.call(
+            "open_experts",
+            folder=self._worker.model_folder(request.geometry),
+            tp=request.tp,
+            rank=request.rank,
+            backend=request.backend,
+            experts=request.experts,
+            capability=request.capability,
+            attention=request.attention,
+            force=request.force,
+            attributes=request.attributes,
+        )
+        fields = cast("dict[str, Any]", answer)
+        session = fields.pop("session")
+        shapes = {name: ParameterInfo(*shape) for name, shape in fields.pop("parameters").items()}
+        return VllmExperts(self._worker, session, ExpertsInfo(parameters=shapes, **fields))
+
+
+class VllmExperts:
+    """See protocols.ExpertsLayer. Lives as long as the worker it was opened in."""
+
+    def __init__(self, worker: VllmWorker, session: int, info: ExpertsInfo) -> None:
+        self.info = info
+        self._worker = worker
+        self._session = session
+        self._generation = worker.process.generation
+        self._buffers: dict[int, SharedBuffer] = {}
+        largest = max(p.rows * p.cols for p in info.parameters.values())
+        self._exchange, self._out = self._attach(largest)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return self._attach(nbytes)[1].tensor
+
+    def initial(self, parameter: str, expert: int) -> torch.Tensor:
+        del expert  # all experts of a parameter are one tensor, constructed in one go
+        self._call("initial", parameter=parameter, buffer=self._exchange)
+        return self._view(parameter).clone()
+
+    def fill(self, parameter: str, value: int) -> None:
+        self._call("fill", parameter=parameter, value=value)
+
+    def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
+        buffer, offset = self._locate(source)
+        rows, cols = source.shape
+        self._call(
+            "load",
+            parameter=parameter,
+            shard=shard,
+            expert=expert,
+            buffer=buffer,
+            offset=offset,
+            rows=rows,
+            cols=cols,
+        )
+
+    def read(self, parameter: str, expert: int) -> torch.Tensor:
+        self._call("read", parameter=parameter, expert=expert, buffer=self._exchange)
+        return self._view(parameter)
+
+    def write(self, parameter: str, expert: int, data: torch.Tensor) -> None:
+        self._view(parameter).copy_(data)
+        self._call("write", parameter=parameter, expert=expert, buffer=self._exchange)
+
+    def close(self) -> None:
+        """Free the layer over there. Nothing to do if its worker is gone."""
+        if self._worker.process.generation == self._generation and self._worker.process.alive:
+            for buffer in self._buffers:
+                self._worker.call("detach", buffer=buffer)
+            self._call("close")
+        self._buffers.clear()
+
+    def _call(self, name: str, **arguments: Any) -> Any:
+        process = self._worker.process
+        if process.generation != self._generation or not process.alive:
+            raise StackCrashed("the worker that this layer was opened in has ended; open the layer again")
+        return process.call(name, session=self._session, **arguments)
+
+    def _attach(self, nbytes: int) -> tuple[int, SharedBuffer]:
+        process = self._worker.process
+        buffer = SharedBuffer(process.folder, f"buffer-{self._session}-{len(self._buffers)}", nbytes)
+        try:
+            number = cast("int", process.call("attach", path=str(buffer.path), nbytes=buffer.mapped))
+        finally:
+            buffer.unlink()
+        self._buffers[number] = buffer
+        return number, buffer
+
+    def _view(self, parameter: str) -> torch.Tensor:
+        shape = self.info.parameters[parameter]
+        return self._out.tensor[: shape.rows * shape.cols].view(shape.rows, shape.cols)
+
+    def _locate(self, source: torch.Tensor) -> tuple[int, int]:
+        """(buffer number, byte offset) of a source. Raises AdapterError if `allocate` did not hand it out."""
+        if source.dim() == 2 and source.is_contiguous() and source.element_size() == 1:
+            for number, buffer in self._buffers.items():
+                offset = buffer.offset(source)
+                if offset is not None:
+                    return number, offset
+        raise AdapterError(
+            f"a source is a contiguous (rows, bytes) view into allocate()'s buffer; got {tuple(source.shape)} "
+            f"{source.dtype} from elsewhere"
+        )

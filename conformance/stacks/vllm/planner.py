@@ -1,0 +1,31 @@
+"""Layer `plan`: ask the worker, and give its answer the protocol's form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from conformance.stacks.protocols import Axis, PlanOutcome, PlanRequest
+
+if TYPE_CHECKING:
+    from conformance.stacks.vllm.stack import VllmWorker
+
+
+class VllmPlanner:
+    """See protocols.PlanBuilder. Under `force` the outcome stays vLLM's own; only the axes are forced."""
+
+    def __init__(self, worker: VllmWorker) -> None:
+        self._worker = worker
+
+    def plan(self, request: PlanRequest) -> PlanOutcome:
+        answer = self._worker.call(
+            "plan",
+            folder=self._worker.model_folder(request.geometry),
+            tp=request.tp,
+            capability=request.capability,
+            attention=request.attention,
+            moe=request.moe,
+            force=request.force,
+        )
+        fields = cast("dict[str, Any]", answer)
+        axes = fields.pop("axes", None)
+        return PlanOutcome(axes={name: Axis(*axis) for name, axis in axes.items()} if axes else None, **fields)

@@ -1,0 +1,112 @@
+"""The stack object: one worker a run, shared by every layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from conformance.errors import StackMissing
+from conformance.geometry import Geometry
+from conformance.stacks import interpreter
+from conformance.stacks.process import Worker, WorkerSpec, sources
+from conformance.stacks.protocols import StackInfo, StackOptions
+from conformance.stacks.vllm.loader import VllmLoader
+from conformance.stacks.vllm.planner import VllmPlanner
+
+_WORKER = Path(__file__).with_name("worker")
+#: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_CACHE_DIR": "{folder}/inductor",
+    "TRITON_CACHE_DIR": "{folder}/triton",
+    "FLASHINFER_WORKSPACE_BASE": "{folder}/flashinfer",
+    "VLLM_CACHE_ROOT": "{folder}/vllm",
+    "VLLM_CONFIG_ROOT": "{folder}/vllm-config",
+    "VLLM_HAS_FLASHINFER_CUBIN": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmWorker:
+    """The worker and what must be put in its folder. Started by the first call."""
+
+    def __init__(self, options: StackOptions) -> None:
+        self._options = options
+        self._worker: Worker | None = None
+        self._models: dict[tuple[int, bytes], str] = {}
+
+    @property
+    def process(self) -> Worker:
+        """Raises UsageError for an interpreter or a checkout that is none."""
+        if self._worker is None:
+            o = self._options
+            python = interpreter.resolve(o.python, "--vllm-python")
+            source = interpreter.checkout(o.source, "vllm", "--vllm-source")
+            self._worker = Worker(
+                WorkerSpec(
+                    name="vllm",
+                    python=python,
+                    modules=sources(_WORKER),
+                    entry="api",
+                    path=interpreter.search_path([source] if source else []),
+                    environment=_ENVIRONMENT,
+                    work_dir=o.work_dir,
+                    call_timeout=o.call_timeout,
+                    start_timeout=o.start_timeout,
+                )
+            )
+        return self._worker
+
+    def call(self, name: str, /, **arguments: object) -> object:
+        """Raises what Worker.call raises; StackMissing says which interpreter and what to do."""
+        worker = self.process
+        try:
+            return worker.call(name, **arguments)
+        except StackMissing as error:
+            python = worker.spec.python
+            raise StackMissing(
+                f"vllm is not importable in {python}: {error}; install it with pip install vllm, "
+                "or name another interpreter with --vllm-python"
+            ) from None
+
+    def model_folder(self, geometry: Geometry) -> str:
+        """A folder over there that holds the geometry's config.json; one a geometry and worker."""
+        worker = self.process
+        text = msgspec.json.encode(geometry.config)
+        folder = worker.folder / f"model-{len(self._models)}"
+        key = (worker.generation, text)
+        if key not in self._models:
+            folder.mkdir()
+            (folder / "config.json").write_bytes(text)
+            self._models[key] = str(folder)
+        return self._models[key]
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
+class VllmStack:
+    """`open_stack`'s answer: see protocols.Stack."""
+
+    name = "vllm"
+
+    def __init__(self, options: StackOptions) -> None:
+        self._worker = VllmWorker(options)
+
+    def info(self) -> StackInfo:
+        """Who is under test; starts the worker. Raises StackMissing, UsageError."""
+        found = self._worker.call("info")
+        return msgspec.convert({"name": self.name, "subject": "vllm", **found}, StackInfo)  # type: ignore[dict-item]
+
+    def planner(self) -> VllmPlanner:
+        return VllmPlanner(self._worker)
+
+    def loader(self) -> VllmLoader:
+        return VllmLoader(self._worker)
+
+    def close(self) -> None:
+        self._worker.close()

@@ -1,0 +1,151 @@
+"""One rank's real model, built without memory (meta device), and the sizes that its layers have.
+
+Nothing here divides an axis by tp: per-rank sizes come from parameter shapes, padded ones from what the layers
+say of themselves. An axis that cannot be read is left out, with a note.
+"""
+
+import contextlib
+
+from . import oracle, stubs
+from .fake_platform import pretend
+from .problems import Unsupported, stacks_words
+
+
+class Built:
+    """{axis: (original, padded, per rank)}, {unpadded axis: size}, notes."""
+
+    def __init__(self):
+        self.axes = {}
+        self.unpadded = {}
+        self.notes = []
+
+
+def read(config, tp, capability, rank=0):
+    """Sizes of rank `rank`'s layers, of a model shortened to the layers that show every axis."""
+    built = Built()
+    try:
+        model = _build(config, tp, capability, rank)
+    except Exception as error:  # this machine cannot build it: say so, and give no number
+        built.notes.append(f"the model's layers cannot be built here: {stacks_words(error)}")
+        return built
+    built.notes.append(f"{stubs.NOTE}; {len(model.model.layers)} layers of rank {rank}")
+    text = config.model_config.hf_text_config
+    for name, reader in _AXES.items():
+        _try(built, name, built.axes, lambda reader=reader: tuple(map(int, reader(model, text))))
+    for name, reader in _UNPADDED.items():
+        if name != "index_heads" or getattr(text, "index_n_heads", 0):
+            _try(built, name, built.unpadded, lambda reader=reader: int(reader(model, text)))
+    return built
+
+
+def _try(built, name, into, reader):
+    try:
+        into[name] = reader()
+    except Exception as error:  # another version's layers: the axis is missing, and the note says why
+        built.notes.append(f"{name} cannot be read off the layers: {stacks_words(error)}")
+
+
+def _build(config, tp, capability, rank):
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.models import ModelRegistry
+
+    model_config = config.model_config
+    kind, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config=model_config)
+    name = config.kernel_config.moe_backend
+    choice = oracle.choosing(oracle.candidates(name)[0]) if name in oracle.names() else contextlib.nullcontext()
+    texts = {id(c): c for c in (model_config.hf_config, model_config.hf_text_config)}.values()
+    depth = [text.num_hidden_layers for text in texts]
+    cache_dtype, context = config.cache_config.cache_dtype, config.compilation_config.static_forward_context
+    registered = dict(context)
+    try:
+        for text in texts:
+            text.num_hidden_layers = _depth(text)
+        config.cache_config.cache_dtype = "fp8"
+        with (
+            set_current_vllm_config(config),
+            pretend(capability, cuda=False),
+            stubs.standing_in(tp, rank),
+            choice,
+            torch.device("meta"),
+        ):
+            return kind(vllm_config=config)
+    finally:
+        for text, layers in zip(texts, depth, strict=True):
+            text.num_hidden_layers = layers
+        config.cache_config.cache_dtype = cache_dtype
+        context.clear()
+        context.update(registered)
+
+
+def _depth(text):
+    """Enough layers to see one with an indexer (compression 4), where the model has them; two otherwise."""
+    ratios = list(getattr(text, "compress_ratios", None) or ())
+    wanted = ratios.index(4) + 1 if 4 in ratios else 2
+    return min(wanted, text.num_hidden_layers)
+
+
+def _last(model):
+    return model.model.layers[-1]
+
+
+def _experts(model):
+    experts = _last(model).ffn.experts
+    return getattr(experts, "routed_experts", experts)
+
+
+def _heads(model, text):
+    layer = _last(model).attn
+    return getattr(text, "original_num_attention_heads", text.num_attention_heads), layer.n_heads, (
+        layer.wq_b.weight.shape[0] / layer.head_dim
+    )
+
+
+def _groups(model, text):
+    layer = _last(model).attn
+    return getattr(text, "original_o_groups", text.o_groups), layer.n_groups, (
+        layer.wo_a.weight.shape[0] / layer.o_lora_rank
+    )
+
+
+def _routed(model, text):
+    experts = _experts(model)
+    width = experts.moe_config
+    original = getattr(text, "original_moe_intermediate_size", text.moe_intermediate_size)
+    return original, width.intermediate_size, width.intermediate_size_per_partition_unpadded
+
+
+def _shared(model, text):
+    down = _last(model).ffn.shared_experts.down_proj
+    original = getattr(text, "original_moe_intermediate_size", text.moe_intermediate_size) * text.n_shared_experts
+    return original, down.input_size, down.weight.shape[1]
+
+
+def _vocab(model, text):
+    embedding, head = model.model.embed_tokens, model.lm_head
+    sizes = [(e.org_vocab_size, e.num_embeddings_padded, e.weight.shape[0]) for e in (embedding, head)]
+    if sizes[0] != sizes[1]:
+        raise Unsupported(f"embedding {sizes[0]} and output head {sizes[1]} differ")
+    return sizes[0]
+
+
+def _kv_heads(model, text):
+    layer = _last(model).attn
+    return (layer.fused_wqa_wkv.weight.shape[0] - layer.q_lora_rank) / layer.head_dim
+
+
+def _index_heads(model, text):
+    indexers = [layer.attn.indexer for layer in model.model.layers if layer.attn.indexer is not None]
+    if not indexers:
+        raise Unsupported("no layer built has an indexer")
+    return indexers[0].wq_b.weight.shape[0] / indexers[0].head_dim
+
+
+_AXES = {"heads": _heads, "groups": _groups, "routed": _routed, "shared": _shared, "vocab": _vocab}
+_UNPADDED = {
+    "kv_heads": _kv_heads,
+    "hidden_size": lambda model, text: model.model.embed_tokens.weight.shape[1],
+    "experts": lambda model, text: _experts(model).w13_weight.shape[0],
+    "top_k": lambda model, text: _experts(model).top_k,
+    "index_heads": _index_heads,
+}

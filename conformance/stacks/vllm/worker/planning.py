@@ -1,0 +1,102 @@
+"""What vLLM makes of one configuration: accepted, refused or silently ignored, and the axes that come of it."""
+
+from . import configs, model_layers, virtual_tp
+from .problems import Refused, stacks_words
+
+#: Axes of the geometry that a rank must get a whole share of -> their names in the model's configuration.
+SHARED_OUT = {
+    "heads": "num_attention_heads",
+    "groups": "o_groups",
+    "routed": "moe_intermediate_size",
+    "vocab": "vocab_size",
+}
+
+
+def plan(folder, tp, capability, attention, moe, force):
+    """PlanOutcome's fields. The outcome is vLLM's own, also under `force`, which only adds axes."""
+    model = configs.model_config(folder)
+    before = sizes(model)
+    message, config = "", None
+    try:
+        config = configs.vllm_config(model, tp, capability, moe, attention)
+        unshared = [n for n, size in before.items() if size % tp]
+        padded = virtual_tp.plan_of(model) is not None
+        outcome = "ignored" if unshared and not padded else "accepted"
+        if outcome == "ignored":
+            message = f"no error and no plan, although TP{tp} does not divide {_list(before, unshared)}"
+    except Refused as error:
+        outcome, message = "refused", str(error)
+
+    answer = {"outcome": outcome, "message": message, "forced": False, "notes": []}
+    if outcome == "accepted":
+        return answer | _axes(config, tp, capability)
+    if force:
+        config, how = _force(folder, tp, capability, attention, moe)
+        if config is None:
+            return answer | {"notes": [how]}
+        return answer | _axes(config, tp, capability, [how]) | {"forced": True}
+    return answer
+
+
+def sizes(model):
+    """{axis: elements} of the text model, those that it has, before anything is padded."""
+    text = model.hf_text_config
+    found = {axis: getattr(text, name, None) for axis, name in SHARED_OUT.items()}
+    return {axis: int(size) for axis, size in found.items() if size}
+
+
+def _list(sizes_, names):
+    return ", ".join(f"{name} {sizes_[name]}" for name in names)
+
+
+def _force(folder, tp, capability, attention, moe):
+    """(a configuration that carries the stack's plan, or None; how it was come by)."""
+    if not virtual_tp.exists():
+        return None, "no plan can be forced: this vLLM has no virtual-TP layer"
+    model = configs.model_config(folder)
+    try:
+        config = configs.vllm_config(model, tp, capability, moe, attention, guarded=False)
+        if virtual_tp.plan_of(model):
+            return config, "plan made by force: the stack's `_validate_*` replaced by one that accepts"
+    except Refused as error:
+        last = str(error)
+    else:
+        last = "it made no plan"
+    model = configs.model_config(folder)
+    try:
+        if virtual_tp.apply_directly(model, tp):
+            config = configs.vllm_config(model, tp, capability, moe, attention, guarded=False)
+            return config, "plan made by force: the stack's plan builder called directly"
+    except Exception as error:  # the builder's own refusal is what we report
+        last = stacks_words(error)
+    return None, f"no plan can be forced: {last}"
+
+
+def _axes(config, tp, capability, notes=()):
+    """Axes from the plan if there is one, else from the layers that vLLM builds; the layers are read in any case."""
+    notes = list(notes)
+    built = model_layers.read(config, tp, capability)
+    notes += built.notes
+    stated = virtual_tp.plan_of(config.model_config)
+    if stated is None:
+        return {"axes": built.axes, "unpadded": built.unpadded, "origin": "layers", "notes": notes}
+    axes = virtual_tp.axes_of(stated)
+    for name in sorted(axes.keys() & built.axes.keys()):
+        if tuple(axes[name]) != tuple(built.axes[name]):
+            notes.append(f"{name}: the plan says {tuple(axes[name])}, the layers built from it {built.axes[name]}")
+    unpadded = built.unpadded or configured(config.model_config)
+    return {"axes": axes, "unpadded": unpadded, "origin": "plan", "notes": notes}
+
+
+def configured(model):
+    """The axes that no plan may change, as the configuration has them now."""
+    text = model.hf_text_config
+    names = {
+        "kv_heads": "num_key_value_heads",
+        "hidden_size": "hidden_size",
+        "experts": "n_routed_experts",
+        "top_k": "num_experts_per_tok",
+        "index_heads": "index_n_heads",
+    }
+    found = {axis: getattr(text, name, None) for axis, name in names.items()}
+    return {axis: int(size) for axis, size in found.items() if size}

@@ -1,0 +1,156 @@
+"""Open layers and shared buffers, and the byte traffic between them. One copy an operation, no conversion anywhere."""
+
+import itertools
+
+from .problems import Refused, stacks_words
+from .routed import LAYER, PARAMETERS
+
+
+class _Table:
+    """Things by number, for the harness to name them by."""
+
+    def __init__(self, what):
+        self.what = what
+        self.held = {}
+        self.numbers = itertools.count(1)
+
+    def add(self, thing):
+        number = next(self.numbers)
+        self.held[number] = thing
+        return number
+
+    def __getitem__(self, number):
+        if number not in self.held:
+            raise LookupError(f"no {self.what} {number} is open")
+        return self.held[number]
+
+    def drop(self, number):
+        self.held.pop(number, None)
+
+
+sessions = _Table("layer")
+buffers = _Table("buffer")
+
+
+class Session:
+    """One RoutedExperts and the VllmConfig that must be current whenever it is built or loaded."""
+
+    def __init__(self, layer, config, attributes):
+        self.layer = layer
+        self.config = config
+        self.attributes = attributes
+        self.parameters = {name: getattr(layer, name) for name in PARAMETERS}
+        self.twin = None
+        self.initial = None
+        declare(self.parameters, attributes)
+
+    def shapes(self):
+        """{parameter: (rows, cols, dtype)}; a parameter is (experts, rows, cols), one byte an element."""
+        shapes = {}
+        for name, parameter in self.parameters.items():
+            if parameter.dim() != 3 or parameter.element_size() != 1:
+                kind = f"{tuple(parameter.shape)} {parameter.dtype}"
+                raise TypeError(f"{name} is {kind}; (experts, rows, cols) of one byte each was due")
+            shapes[name] = (parameter.shape[1], parameter.shape[2], str(parameter.dtype).removeprefix("torch."))
+        return shapes
+
+    def declared(self, name):
+        """The plain attributes that a parameter carries: what its loader goes by."""
+        simple = (bool, int, float, str)
+        return {k: v for k, v in vars(self.parameters[name]).items() if isinstance(v, simple) and k[0] != "_"}
+
+    def expert_bytes(self, name, expert):
+        """(rows, cols) uint8 view of one expert of a parameter."""
+        import torch
+
+        return self.parameters[name].data[expert].view(torch.uint8)
+
+
+def declare(parameters, attributes):
+    """Set attributes on parameters, as a repaired stack would: {parameter: {attribute: value}}."""
+    for name, values in attributes.items():
+        if name not in parameters:
+            raise LookupError(f"no parameter {name}; known: {', '.join(parameters)}")
+        for attribute, value in values.items():
+            setattr(parameters[name], attribute, value)
+
+
+def attach(path, nbytes):
+    """Map a shared file of `nbytes` bytes; its number."""
+    import torch
+
+    return buffers.add(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
+
+
+def detach(buffer):
+    buffers.drop(buffer)
+
+
+def fill(session, parameter, value):
+    """Every byte of the parameter, all experts."""
+    import torch
+
+    sessions[session].parameters[parameter].data.view(torch.uint8).fill_(value)
+
+
+def load(session, parameter, shard, expert, buffer, offset, rows, cols):
+    """Hand one checkpoint tensor to the real loader. Raises Refused with its words, or if it reports no success."""
+    from vllm.config import get_current_vllm_config_or_none, set_current_vllm_config
+
+    opened = sessions[session]
+    target = opened.parameters[parameter]
+    source = buffers[buffer][offset : offset + rows * cols].view(rows, cols).view(target.dtype)
+    with set_current_vllm_config(opened.config):
+        if get_current_vllm_config_or_none() is not opened.config:
+            raise RuntimeError("another VllmConfig is current: the loader would cut by // tp_size and prove nothing")
+        try:
+            done = opened.layer.weight_loader(
+                target,
+                source,
+                f"{LAYER}.routed_experts.{parameter}",
+                shard_id=shard,
+                expert_id=expert,
+                return_success=True,
+            )
+        except Exception as error:
+            raise Refused(stacks_words(error)) from error
+    if not done:
+        raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
+
+
+def read(session, parameter, expert, buffer):
+    """Copy one expert's bytes to the start of a shared buffer."""
+    view = sessions[session].expert_bytes(parameter, expert)
+    buffers[buffer][: view.numel()].view(view.shape).copy_(view)
+
+
+def write(session, parameter, expert, buffer):
+    """Overwrite one expert's bytes from the start of a shared buffer."""
+    view = sessions[session].expert_bytes(parameter, expert)
+    view.copy_(buffers[buffer][: view.numel()].view(view.shape))
+
+
+def initial(session, parameter, buffer):
+    """Bytes as constructed, where memory that nobody initialised is 0xFF (or a NaN): from a twin with one expert."""
+    import torch
+    from vllm.config import set_current_vllm_config
+
+    opened = sessions[session]
+    if opened.initial is None:
+        filled = torch.utils.deterministic.fill_uninitialized_memory
+        strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(True)
+        try:
+            with set_current_vllm_config(opened.config):
+                twin = opened.twin()
+        finally:
+            torch.use_deterministic_algorithms(strict, warn_only=warn)
+            torch.utils.deterministic.fill_uninitialized_memory = filled
+        opened.initial = {name: getattr(twin, name).data[0].view(torch.uint8).clone() for name in PARAMETERS}
+    view = opened.initial[parameter]
+    buffers[buffer][: view.numel()].view(view.shape).copy_(view)
+
+
+def close(session):
+    sessions.drop(session)
