@@ -37,6 +37,19 @@ class Target(msgspec.Struct, frozen=True):
     attributes: dict[str, dict[str, int]] = {}
     seed: int = 20261129
 
+    def experts_request(self, rank: int, experts: int) -> ExpertsRequest:
+        return ExpertsRequest(
+            self.geometry,
+            self.tp,
+            rank,
+            self.backend,
+            experts,
+            self.capability,
+            self.attention,
+            self.force,
+            self.attributes,
+        )
+
 
 class Loaded(msgspec.Struct, frozen=True):
     """One parameter of one rank: the due map, the measured map, and whether its bytes begin as zeros."""
@@ -103,11 +116,8 @@ class Context:
     def _measure(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
         t = self.target
         experts = t.geometry.experts
-        request = ExpertsRequest(
-            t.geometry, t.tp, rank, t.backend, experts, t.capability, t.attention, t.force, t.attributes
-        )
         try:
-            layer = self._loader.open_experts(request)
+            layer = self._loader.open_experts(t.experts_request(rank, experts))
         except StackRefused as refusal:
             raise Blocked(f"the stack refuses to build it: {refusal}") from None
         outcomes: dict[str, Loaded | StackError] = {}
@@ -115,7 +125,7 @@ class Context:
             for parameter, shards in SHARDS.items():
                 try:
                     info = layer.info.parameters[parameter]
-                    due = _due(t, rank, parameter, info)
+                    due = due_map(t, rank, parameter, info, experts)
                     shape = t.geometry.checkpoint_shape(parameter)
                     seen = measure(layer, due, shards, shape, t.seed + rank)
                     starts_zero = not any(bool(layer.initial(parameter, e).any()) for e in {0, experts - 1})
@@ -127,8 +137,9 @@ class Context:
         return layer.info, outcomes
 
 
-def _due(t: Target, rank: int, parameter: str, info: ParameterInfo) -> ProvenanceMap:
+def due_map(target: Target, rank: int, parameter: str, info: ParameterInfo, experts: int) -> ProvenanceMap:
+    """The reference's map for a parameter as built. Raises UnfitShape where none exists."""
     try:
-        return expected.experts_map(t.geometry, t.tp, rank, parameter, info, t.geometry.experts)
+        return expected.experts_map(target.geometry, target.tp, rank, parameter, info, experts)
     except ValueError as error:
         raise UnfitShape(f"{parameter} as built, ({info.rows}, {info.cols}) bytes: {error}") from None

@@ -151,7 +151,7 @@ def parse(config: dict[str, Any], name: str, where: str | None = None) -> Geomet
         swiglu_limit=limit,
         config=config,
         **sizes,
-        **extra,  # type: ignore[arg-type]
+        **extra,
     )
     _consistent(geometry, where)
     return geometry

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from conformance.provenance.boxes import ProvenanceMap
+
 
 class Status(StrEnum):
     PASS = "pass"
@@ -59,6 +61,9 @@ class Evidence(msgspec.Struct, omit_defaults=True):
     notes: list[str] = []
     stack: str = ""
     method: str = ""
+    #: The measured maps, one a rank: what a later layer applies to seeded weights.
+    maps: list[ProvenanceMap] = []
+    due_maps: list[ProvenanceMap] = []
 
 
 class ClaimResult(msgspec.Struct, omit_defaults=False):

@@ -12,7 +12,7 @@ from conformance.cli import gate, inspect, map, selftest
 from conformance.errors import UsageError
 
 #: Base of every complaint about arguments; newer typer brings its own click along.
-_CallError = typer.BadParameter.__mro__[1]
+_CallError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="conformance",
@@ -42,7 +42,7 @@ def main() -> None:
     try:
         sys.exit(typer.main.get_command(app).main(standalone_mode=False) or 0)
     except (UsageError, _CallError) as error:
-        words = str(error) if isinstance(error, UsageError) else error.format_message()
+        words = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         print(f"conformance: {' '.join(words.split())}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):

@@ -11,9 +11,7 @@ import typer
 from conformance.cli import options
 from conformance.errors import UsageError
 
-Claims = Annotated[
-    list[str] | None, typer.Option("--claim", help="Run only this claim (repeatable); partial scope.")
-]
+Claims = Annotated[list[str] | None, typer.Option("--claim", help="Run only this claim (repeatable); partial scope.")]
 Then = Annotated[str | None, typer.Option(help="Command to run only after a full GO of a real stack.")]
 
 

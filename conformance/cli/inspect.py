@@ -50,9 +50,7 @@ def profiles() -> None:
         p = hardware_profiles.load(name)
         capability = f"{p.capability[0]}.{p.capability[1]}" if p.capability else "none"
         mark = " <- here" if name == (here or hardware_profiles.CPU) else ""
-        typer.echo(
-            f"{name:<6} capability {capability:<5} stack {p.stack:<10} MoE {p.backend:<19} {p.title}{mark}"
-        )
+        typer.echo(f"{name:<6} capability {capability:<5} stack {p.stack:<10} MoE {p.backend:<19} {p.title}{mark}")
     typer.echo(words)
 
 
@@ -75,8 +73,7 @@ def doctor(
     findings = machine.examine(vllm_python, vllm_source)
     for f in findings if str(json) != "-" else []:
         typer.echo(
-            f"{'ok' if f.ok else 'missing':<8} {f.what:<22} {f.found}"
-            + (f"  -> {f.advice}" if f.advice else "")
+            f"{'ok' if f.ok else 'missing':<8} {f.what:<22} {f.found}" + (f"  -> {f.advice}" if f.advice else "")
         )
     options.write_json(json, {"findings": findings, "ready": machine.ready(findings)})
     raise typer.Exit(0 if machine.ready(findings) else 3)

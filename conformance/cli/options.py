@@ -14,25 +14,15 @@ Profile = Annotated[str | None, typer.Option(help="Hardware profile; default: th
 Emulate = Annotated[
     str | None, typer.Option(help="Emulate a GPU profile on the reference stack; implies --profile cpu.")
 ]
-Stack = Annotated[
-    str | None, typer.Option(help="Stack under test, or LAYER=STACK,...; default: the profile's.")
-]
+Stack = Annotated[str | None, typer.Option(help="Stack under test, or LAYER=STACK,...; default: the profile's.")]
 Geometry = Annotated[str, typer.Option(help="Embedded geometry, or the path of a config.json.")]
 Tp = Annotated[str, typer.Option(help="Tensor-parallel size.")]
 Backend = Annotated[str | None, typer.Option(help="MoE backend; default: the profile's.")]
 Layers = Annotated[str, typer.Option(help="Comma-separated layers; makes the scope partial.")]
-VllmPython = Annotated[
-    str | None, typer.Option(help="Interpreter that holds the vLLM to test; default: this one.")
-]
-VllmSource = Annotated[
-    str | None, typer.Option(help="vLLM source checkout, put first on that interpreter's path.")
-]
-ForceShard = Annotated[
-    bool, typer.Option("--force-shard", help="Go round the stack's refusal of the configuration.")
-]
-Repair = Annotated[
-    str, typer.Option(help="Mend known defects at the fault seam (w2-units); the verdict says so.")
-]
+VllmPython = Annotated[str | None, typer.Option(help="Interpreter that holds the vLLM to test; default: this one.")]
+VllmSource = Annotated[str | None, typer.Option(help="vLLM source checkout, put first on that interpreter's path.")]
+ForceShard = Annotated[bool, typer.Option("--force-shard", help="Go round the stack's refusal of the configuration.")]
+Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam (w2-units); the verdict says so.")]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]

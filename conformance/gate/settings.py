@@ -104,7 +104,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         raise UsageError(f"--emulate {settings.emulate} runs on the reference stack, not on {settings.stack}")
     if policy.release and (settings.layers or settings.repair or settings.force_shard):
         raise UsageError(
-            f"policy {settings.policy} refuses a partial scope, a repair and --force-shard: it judges what would be launched"
+            f"policy {settings.policy} refuses a partial scope, a repair and --force-shard: "
+            "it judges what would be launched"
         )
     emulated = hardware_profiles.load(settings.emulate) if settings.emulate else None
     backend_name = settings.backend or (emulated or profile).backend

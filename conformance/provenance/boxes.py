@@ -175,6 +175,4 @@ def merge_experts(boxes: list[Box]) -> list[Box]:
             last = chain.pop()
             box = Box(Span(last.experts.start, box.experts.stop), box.rows, box.cols, box.state, last.origin)
         chain.append(box)
-    return sorted(
-        (box for chain in merged.values() for box in chain), key=lambda b: (b.experts, b.rows, b.cols)
-    )
+    return sorted((box for chain in merged.values() for box in chain), key=lambda b: (b.experts, b.rows, b.cols))

@@ -24,9 +24,7 @@ _WORD = 8
 class Windows:
     """Random checkpoint tensors (rows, cols) of every (shard, expert), cut from one shared buffer."""
 
-    def __init__(
-        self, layer: ExpertsLayer, shape: tuple[int, int], shards: tuple[str, ...], experts: int, seed: int
-    ):
+    def __init__(self, layer: ExpertsLayer, shape: tuple[int, int], shards: tuple[str, ...], experts: int, seed: int):
         self.shape = shape
         rng = torch.Generator().manual_seed(seed)
         slots = 16 * len(shards) * experts
@@ -40,9 +38,7 @@ class Windows:
         return self._buffer[offset : offset + self.shape[0] * self.shape[1]].view(self.shape)
 
 
-def load_all(
-    layer: ExpertsLayer, parameter: str, windows: Windows, shards: tuple[str, ...], experts: int
-) -> None:
+def load_all(layer: ExpertsLayer, parameter: str, windows: Windows, shards: tuple[str, ...], experts: int) -> None:
     """Prefill, then load every expert, as a checkpoint is loaded: all of them before anything is read."""
     layer.fill(parameter, PREFILL)
     for shard in shards:
@@ -50,9 +46,7 @@ def load_all(
             layer.load(parameter, shard, expert, windows.source(shard, expert))
 
 
-def verify(
-    layer: ExpertsLayer, expected: ProvenanceMap, windows: Windows
-) -> tuple[dict[int, State], list[int]]:
+def verify(layer: ExpertsLayer, expected: ProvenanceMap, windows: Windows) -> tuple[dict[int, State], list[int]]:
     """Compare every expert with the expected map.
 
     Returns the state of the zero boxes by index (ZERO where all experts hold zeros, UNTOUCHED where all still
@@ -104,11 +98,7 @@ def _words(part: torch.Tensor) -> torch.Tensor:
 
 def seen(expected: ProvenanceMap, tails: dict[int, State]) -> ProvenanceMap:
     """The expected map with its tails as they were found."""
-    boxes = [
-        Box(b.experts, b.rows, b.cols, tails.get(i, b.state), b.origin) for i, b in enumerate(expected.boxes)
-    ]
+    boxes = [Box(b.experts, b.rows, b.cols, tails.get(i, b.state), b.origin) for i, b in enumerate(expected.boxes)]
     whole = Span(0, expected.shape[0])
     assert all(box.experts == whole for box in boxes)
-    return ProvenanceMap(
-        expected.parameter, expected.rank, expected.shape, boxes, method="fingerprint, all experts"
-    )
+    return ProvenanceMap(expected.parameter, expected.rank, expected.shape, boxes, method="fingerprint, all experts")

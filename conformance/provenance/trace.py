@@ -53,9 +53,7 @@ def trace(
         found += _boxes(place, expert, shards, experts, rows, cols)
     info = layer.info.parameters[parameter]
     shape_loaded = (max(experts) + 1, info.rows, info.cols)
-    return ProvenanceMap(
-        parameter, rank, shape_loaded, merge_experts(found), method="digit passes", traced=experts
-    )
+    return ProvenanceMap(parameter, rank, shape_loaded, merge_experts(found), method="digit passes", traced=experts)
 
 
 def _boxes(

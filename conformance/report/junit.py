@@ -41,8 +41,6 @@ def _case(result: ClaimResult) -> TestCase:
     if kind := _KIND.get(result.status):
         entry = kind(message=f"{result.status}: {result.reason}", type_=str(result.status))
         findings = result.evidence.findings if result.evidence else []
-        entry.text = "\n".join(
-            [f"{f.where}: {f.got}; {f.expected} was due" for f in findings] + [result.repeat]
-        )
+        entry.text = "\n".join([f"{f.where}: {f.got}; {f.expected} was due" for f in findings] + [result.repeat])
         case.result = [entry]
     return case

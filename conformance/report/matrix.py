@@ -12,21 +12,13 @@ _STYLES = {"caught": "green", "alive": "bold red", "fails clean": "yellow", "not
 
 def print_matrix(report: Report, to_stderr: bool = False) -> None:
     console = Console(stderr=to_stderr, highlight=False)
-    table = Table(
-        title=f"{report.stack} stack, {report.geometry} at TP{report.tp}", title_justify="left", box=None
-    )
+    table = Table(title=f"{report.stack} stack, {report.geometry} at TP{report.tp}", title_justify="left", box=None)
     for heading in ("fault", "outcome", "claims that name it"):
         table.add_column(heading, overflow="fold")
     for planted in report.faults:
         claims = ", ".join(
             f"{claim}"
-            + (
-                " (spared!)"
-                if claim in planted.spared
-                else " (fails clean)"
-                if claim in planted.fails_clean
-                else ""
-            )
+            + (" (spared!)" if claim in planted.spared else " (fails clean)" if claim in planted.fails_clean else "")
             for claim in planted.claims
         )
         table.add_row(planted.id, f"[{_STYLES[planted.outcome]}]{planted.outcome}", claims)

@@ -64,9 +64,7 @@ class Terminal:
 
     def closing(self, verdict: Verdict, path: Path) -> None:
         counts = ", ".join(f"{n} {status}" for status, n in verdict.counts.items()) or "nothing ran"
-        missing = [
-            r for r in verdict.claims if r.required and r.status not in (Status.PASS, Status.NOT_APPLICABLE)
-        ]
+        missing = [r for r in verdict.claims if r.required and r.status not in (Status.PASS, Status.NOT_APPLICABLE)]
         self.say(f"{counts}; evidence in {path}")
         if verdict.verdict is Word.INCOMPLETE and missing:
             self.say(f"required and not proved: {', '.join(r.id for r in missing)}")

@@ -1,6 +1,11 @@
-"""Guess, in words, the formula that a wrong loader used: `stride 384 = padded 768 / 2; logical 704 / 2 = 352 was due`."""
+"""Guess, in words, the formula that a wrong loader used.
+
+`stride 384 = padded 768 / 2; logical 704 / 2 = 352 was due`
+"""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 
 def stride(starts: list[int], total: int, tp: int, per_rank: int, kernel_width: int, unit: int) -> str:
@@ -9,7 +14,7 @@ def stride(starts: list[int], total: int, tp: int, per_rank: int, kernel_width: 
     starts: measured source start of each rank that loaded something. total: stored units in the checkpoint.
     per_rank and kernel_width: elements. unit: elements in a stored unit. Empty if the step is right or unknown.
     """
-    steps = {b - a for a, b in zip(starts, starts[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(starts)}
     if len(steps) != 1:
         return ""
     step = steps.pop()

@@ -2,97 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from conformance import expected
 from conformance.context import Context, Loaded
-from conformance.provenance.boxes import Difference, Span, State, differences
+from conformance.provenance.axis import Axis
+from conformance.provenance.boxes import Box, Difference, ProvenanceMap, Span, State, differences
 from conformance.result import Evidence, Finding
 from references import plan
 from suites.loader import formula
-from suites.loader.axis import Axis
 
 _MOST = 12  # findings kept a claim; the counts tell the rest
 
 
 def offsets(context: Context, parameter: str) -> Evidence:
-    """Every logical destination byte holds the checkpoint byte that is due there (position, not expert or half)."""
-    axis = Axis(parameter)
-    shape = context.geometry.checkpoint_shape(parameter)
-    due_slices, got_slices, findings, methods, starts = {}, {}, [], [], []
-    for rank in context.ranks:
-        loaded = context.loaded(parameter, rank)
-        due = axis.due(context, rank, loaded)
-        due_slices[f"rank {rank}"] = str(Span(due.start, due.stop))
-        got_slices[f"rank {rank}"] = _spans(axis, loaded)
-        methods.append(loaded.seen.method)
-        if first := axis.slices(loaded, loaded.seen.covered[0], axis.shards[0]):
-            starts.append(first[0][1].start)
-        for difference in _logical(context, axis, loaded, rank):
-            if _misplaced(difference):
-                findings.append(_finding(axis, rank, difference))
-    g, tp = context.geometry, context.target.tp
-    due_axis = plan.routed_intermediate(g.intermediate, tp).per_rank
-    loaded = context.loaded(parameter, 0)
-    width = expected.kernel_width(parameter, context.experts_info(0).parameters[parameter])
-    used = formula.stride(
-        starts, shape[0 if axis.by_rows else 1], tp, due_axis, width, expected.unit(parameter)
-    )
-    unexplained = _unexplained(context, axis)
-    starts_words = "/".join(map(str, starts)) or "nothing loaded"
+    """Every logical destination byte holds the checkpoint byte due there (its position, not its expert or half)."""
+    axis, tp = Axis(parameter), context.target.tp
+    loads = [context.loaded(parameter, rank) for rank in context.ranks]
+    findings = [_finding(axis, rank, d) for rank, loaded in enumerate(loads) for d in _logical(loaded) if _misplaced(d)]
+    starts = _starts(axis, loads)
+    used = _formula(context, axis, starts) if findings else ""
+    unexplained = [f for rank, loaded in enumerate(loads) for f in _unexplained(axis, rank, loaded)]
     return Evidence(
         ok=not findings and not unexplained,
-        summary=f"{parameter}: {axis.unit}s start at {starts_words} on ranks 0..{tp - 1}"
-        + (f"; {used}" if used and findings else ""),
-        expected=due_slices,
-        measured=got_slices,
+        summary=f"{parameter}: {axis.unit}s start at {_join(starts)} on ranks 0..{tp - 1}"
+        + (f", {_join(_starts(axis, loads, due=True))} due; {used}" if findings else ""),
+        expected={f"rank {rank}": _spans(axis, loaded.due) for rank, loaded in enumerate(loads)},
+        measured={f"rank {rank}": _spans(axis, loaded.seen) for rank, loaded in enumerate(loads)},
         findings=(findings + unexplained)[:_MOST],
         notes=[f"{len(findings)} blocks differ"] if findings else [],
-        method="; ".join(sorted(set(methods))),
+        method="; ".join(sorted({loaded.seen.method for loaded in loads})),
         seed=context.target.seed,
+        maps=[loaded.seen for loaded in loads],
+        due_maps=[loaded.due for loaded in loads],
     )
 
 
 def tails(context: Context, parameter: str) -> Evidence:
     """Beyond the logical slice every byte is zero: written zero where the plan pads, else at least begun as zero."""
     axis = Axis(parameter)
-    due_tails, got_tails, findings, methods = {}, {}, [], set()
-    for rank in context.ranks:
-        loaded = context.loaded(parameter, rank)
-        due = axis.due(context, rank, loaded)
-        due_tails[f"rank {rank}"] = due.tail
-        methods.add(loaded.seen.method)
-        zeros: set[int] = set()
-        for box in loaded.due.of_experts(loaded.seen.covered).boxes:
-            if box.state is not State.ZERO:
-                continue
-            for seen in loaded.seen.within(box.rows, box.cols):
-                if not seen.experts & box.experts:
-                    continue
-                problem = _tail_problem(context, loaded, seen.state)
-                along = axis.of(seen)
-                if problem:
-                    word = f"{axis.unit}s {along} of the {parameter} tail"
-                    findings.append(
-                        Finding(
-                            where=f"rank {rank}, expert {seen.experts.start}, {word}",
-                            expected="zero",
-                            got=f"checkpoint byte {seen.origin}" if seen.origin else problem,
-                            meaning=_tail_meaning(seen.state),
-                            rank=rank,
-                            expert=seen.experts.start,
-                        )
-                    )
-                elif seen.experts & Span(loaded.seen.covered[0], loaded.seen.covered[0] + 1):
-                    zeros.update(range(along.start, along.stop))
-        got_tails[f"rank {rank}"] = _tail_length(axis, loaded, zeros)
+    loads = [context.loaded(parameter, rank) for rank in context.ranks]
+    findings: list[Finding] = []
+    due_tails, got_tails = {}, {}
+    for rank, loaded in enumerate(loads):
+        for due in loaded.due.of_experts(loaded.seen.covered).boxes:
+            for seen in loaded.seen.within(due.rows, due.cols) if due.state is State.ZERO else ():
+                if seen.experts & due.experts and (problem := _tail_problem(context, loaded, seen)):
+                    findings.append(_tail_finding(axis, rank, seen, problem))
+        due_tails[f"rank {rank}"] = _tail_length(axis, loaded.due, loaded.seen.covered[0])
+        got_tails[f"rank {rank}"] = _tail_length(axis, loaded.seen, loaded.seen.covered[0])
     required = "written zeros" if context.padded else "zeros"
     return Evidence(
         ok=not findings,
-        summary=f"{parameter}: tails of {'/'.join(str(n) for n in got_tails.values())} {axis.unit}s are {required}"
-        f" ({'/'.join(str(n) for n in due_tails.values())} due)",
+        summary=f"{parameter}: tails of {_join(got_tails.values())} {axis.unit}s are {required}, "
+        f"{_join(due_tails.values())} due",
         expected=due_tails,
         measured=got_tails,
         findings=findings[:_MOST],
-        method="; ".join(sorted(methods)),
+        method="; ".join(sorted({loaded.seen.method for loaded in loads})),
         seed=context.target.seed,
     )
 
@@ -104,13 +71,12 @@ def partition(context: Context, parameter: str) -> Evidence:
     total = shape[0 if axis.by_rows else 1]
     loads = [context.loaded(parameter, rank) for rank in context.ranks]
     common = sorted(set.intersection(*(set(loaded.seen.covered) for loaded in loads)))
-    findings, measured = [], {}
+    findings: list[Finding] = []
+    measured: dict[str, list[str]] = {}
     for expert in common:
         for shard in axis.shards:
             owned = [
-                (run, rank)
-                for rank, loaded in enumerate(loads)
-                for _, run in axis.slices(loaded, expert, shard)
+                (run, rank) for rank, loaded in enumerate(loads) for _, run in axis.slices(loaded.seen, expert, shard)
             ]
             bytes_loaded = sum(_source_bytes(loaded, expert, shard) for loaded in loads)
             lost, doubled = _gaps(owned, total)
@@ -140,8 +106,7 @@ def partition(context: Context, parameter: str) -> Evidence:
                 )
     return Evidence(
         ok=not findings,
-        summary=f"{parameter}: "
-        + ("every byte has exactly one owner" if not findings else _lost_words(findings)),
+        summary=f"{parameter}: " + ("every byte has exactly one owner" if not findings else _lost_words(findings)),
         expected=f"{total} {axis.unit}s, each owned once",
         measured=measured,
         findings=findings[:_MOST],
@@ -158,7 +123,7 @@ def alignment(context: Context, weight: str, scale: str) -> Evidence:
         for parameter in (weight, scale):
             axis, per_unit = Axis(parameter), expected.unit(parameter)
             loaded = context.loaded(parameter, rank)
-            runs = axis.slices(loaded, loaded.seen.covered[0], axis.shards[0])
+            runs = axis.slices(loaded.seen, loaded.seen.covered[0], axis.shards[0])
             cut[parameter] = (runs[0][1].start * per_unit, runs[-1][1].stop * per_unit) if runs else (0, 0)
         measured[f"rank {rank}"] = {p: list(c) for p, c in cut.items()}
         (w_start, w_stop), (s_start, s_stop) = cut[weight], cut[scale]
@@ -193,37 +158,25 @@ def alignment(context: Context, weight: str, scale: str) -> Evidence:
     )
 
 
-def identity(
-    context: Context, parameters: tuple[str, ...], part: str
-) -> tuple[list[Finding], dict[str, str]]:
+def identity(context: Context, parameters: tuple[str, ...], part: str) -> tuple[list[Finding], dict[str, str]]:
     """Findings where a logical byte comes from another `expert` or another half (`shard`) than is due."""
     findings, measured = [], {}
     for parameter in parameters:
-        axis = Axis(parameter)
-        wrong = 0
-        for rank in context.ranks:
-            for d in _logical(context, axis, context.loaded(parameter, rank), rank):
-                if (
-                    d.got_origin
-                    and d.expected_origin
-                    and getattr(d.got_origin, part) != getattr(d.expected_origin, part)
-                ):
-                    wrong += 1
-                    findings.append(_finding(axis, rank, d))
-        measured[parameter] = "as due" if not wrong else f"{wrong} blocks from another {part}"
+        wrong = [
+            _finding(Axis(parameter), rank, d)
+            for rank in context.ranks
+            for d in _logical(context.loaded(parameter, rank))
+            if d.got_origin and getattr(d.got_origin, part) != getattr(d.expected_origin, part)
+        ]
+        findings += wrong
+        measured[parameter] = f"{len(wrong)} blocks from another {part}" if wrong else "as due"
     return findings[:_MOST], measured
 
 
-def _logical(context: Context, axis: Axis, loaded: Loaded, rank: int) -> list[Difference]:
-    """Differences inside the regions that hold checkpoint bytes."""
-    due = axis.due(context, rank, loaded)
-    regions = list(axis.logical(loaded, due, context.geometry.checkpoint_shape(axis.parameter)))
-    found = []
-    for difference in differences(loaded.due.of_experts(loaded.seen.covered), loaded.seen):
-        row, col = difference.row, difference.col
-        if any(r.start <= row < r.stop and c.start <= col < c.stop for _, r, c in regions):
-            found.append(difference)
-    return found
+def _logical(loaded: Loaded) -> list[Difference]:
+    """Differences where a checkpoint byte is due."""
+    found = differences(loaded.due.of_experts(loaded.seen.covered), loaded.seen)
+    return [d for d in found if d.expected_origin is not None]
 
 
 def _misplaced(d: Difference) -> bool:
@@ -232,8 +185,10 @@ def _misplaced(d: Difference) -> bool:
     return (d.expected_origin.row, d.expected_origin.col) != (d.got_origin.row, d.got_origin.col)
 
 
-def _unexplained(context: Context, axis: Axis) -> list[Finding]:
+def _unexplained(axis: Axis, rank: int, loaded: Loaded) -> list[Finding]:
     """A fingerprint that differs although numbered bytes land right: the loader depends on values, or on luck."""
+    if not loaded.seen.differing or differences(loaded.due.of_experts(loaded.seen.covered), loaded.seen):
+        return []
     return [
         Finding(
             where=f"rank {rank}, {axis.parameter}, experts {loaded.seen.differing[:8]}",
@@ -242,9 +197,6 @@ def _unexplained(context: Context, axis: Axis) -> list[Finding]:
             meaning="the loader depends on values or is not repeatable",
             rank=rank,
         )
-        for rank in context.ranks
-        if (loaded := context.loaded(axis.parameter, rank)).seen.differing
-        and not differences(loaded.due.of_experts(loaded.seen.covered), loaded.seen)
     ]
 
 
@@ -260,21 +212,25 @@ def _finding(axis: Axis, rank: int, d: Difference) -> Finding:
     )
 
 
-def _spans(axis: Axis, loaded: Loaded) -> str:
-    runs = axis.slices(loaded, loaded.seen.covered[0], axis.shards[0])
-    return ", ".join(str(source) for _, source in runs[:4]) + (" ..." if len(runs) > 4 else "") or "nothing"
+def _tail_finding(axis: Axis, rank: int, seen: Box, problem: str) -> Finding:
+    return Finding(
+        where=f"rank {rank}, expert {seen.experts.start}, {axis.unit}s {axis.along(seen)} of the {axis.parameter} tail",
+        expected="zero",
+        got=f"checkpoint byte {seen.origin}" if seen.origin else problem,
+        meaning=_tail_meaning(seen.state),
+        rank=rank,
+        expert=seen.experts.start,
+    )
 
 
-def _tail_problem(context: Context, loaded: Loaded, state: State) -> str:
-    if state is State.ZERO:
+def _tail_problem(context: Context, loaded: Loaded, seen: Box) -> str:
+    if seen.state is State.ZERO:
         return ""
-    if state is State.UNTOUCHED:
+    if seen.state is State.UNTOUCHED:
         if not loaded.starts_zero:
             return "uninitialised memory, never written"
         return "zero since construction, but not written" if context.padded else ""
-    return (
-        "a byte that is neither zero nor of the checkpoint" if state is State.UNKNOWN else "checkpoint bytes"
-    )
+    return "a byte that is neither zero nor of the checkpoint" if seen.state is State.UNKNOWN else "checkpoint bytes"
 
 
 def _tail_meaning(state: State) -> str:
@@ -285,14 +241,39 @@ def _tail_meaning(state: State) -> str:
     return "the padding is not zero"
 
 
-def _tail_length(axis: Axis, loaded: Loaded, zeros: set[int]) -> int:
-    """Zero units at the end of the axis (of the first half), counted back from the last one."""
-    _, rows, cols = loaded.seen.shape
-    end = rows // 2 if axis.by_rows else cols
-    length = 0
-    while end - length - 1 in zeros:
-        length += 1
-    return length
+def _starts(axis: Axis, loads: list[Loaded], due: bool = False) -> list[int]:
+    """First stored unit that each rank loads of the first shard; a rank that loads nothing is left out."""
+    maps = [loaded.due if due else loaded.seen for loaded in loads]
+    runs = [axis.slices(m, m.covered[0], axis.shards[0]) for m in maps]
+    return [run[0][1].start for run in runs if run]
+
+
+def _formula(context: Context, axis: Axis, starts: list[int]) -> str:
+    g, tp = context.geometry, context.target.tp
+    total = g.checkpoint_shape(axis.parameter)[0 if axis.by_rows else 1]
+    per_rank = plan.routed_intermediate(g.intermediate, tp).per_rank
+    width = expected.kernel_width(axis.parameter, context.experts_info(0).parameters[axis.parameter])
+    return formula.stride(starts, total, tp, per_rank, width, expected.unit(axis.parameter))
+
+
+def _spans(axis: Axis, loaded: ProvenanceMap) -> str:
+    runs = axis.slices(loaded, loaded.covered[0], axis.shards[0])
+    return ", ".join(str(source) for _, source in runs[:4]) + (" ..." if len(runs) > 4 else "") or "nothing"
+
+
+def _tail_length(axis: Axis, loaded: ProvenanceMap, expert: int) -> int:
+    """Stored units of the first shard behind the last one that holds anything but zero fill."""
+    width = axis.width(loaded)
+    filled = [
+        axis.along(box).stop
+        for box in loaded.of_experts([expert]).within(*axis.first_shard(loaded))
+        if box.state not in (State.ZERO, State.UNTOUCHED)
+    ]
+    return width - max(filled, default=0)
+
+
+def _join(values: Iterable[object]) -> str:
+    return "/".join(map(str, values)) or "nothing loaded"
 
 
 def _source_bytes(loaded: Loaded, expert: int, shard: str) -> int:

@@ -14,9 +14,7 @@ def experts(stack: Stack, context: Context) -> Evidence:
     findings, measured = slices.identity(context, tuple(SHARDS), "expert")
     return Evidence(
         ok=not findings,
-        summary=f"{context.geometry.experts} experts, each in its own slot"
-        if not findings
-        else findings[0].meaning,
+        summary=f"{context.geometry.experts} experts, each in its own slot" if not findings else findings[0].meaning,
         expected="each expert in its own slot",
         measured=measured,
         findings=findings,

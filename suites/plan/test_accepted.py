@@ -23,9 +23,7 @@ def accepted(stack: Stack, context: Context) -> Evidence:
     findings = []
     if outcome.outcome != "accepted":
         got = outcome.message or "no plan and no error"
-        findings.append(
-            Finding(where=asked, expected="accepted", got=f"{outcome.outcome}: {got}", meaning=meaning)
-        )
+        findings.append(Finding(where=asked, expected="accepted", got=f"{outcome.outcome}: {got}", meaning=meaning))
     return Evidence(
         ok=outcome.outcome == "accepted",
         summary=f"{asked}: {outcome.outcome}" + (f": {outcome.message}" if outcome.message else ""),

@@ -30,9 +30,7 @@ def _axis(context: Context, name: str) -> Evidence:
     due = expected.axes(context.geometry, context.target.tp)[name]
     got = outcome.axes.get(name)
     if got is None:
-        raise NotSupported(
-            f"the stack's {outcome.origin} does not tell its {name} axis: {'; '.join(outcome.notes)}"
-        )
+        raise NotSupported(f"the stack's {outcome.origin} does not tell its {name} axis: {'; '.join(outcome.notes)}")
     unit = _UNITS[name]
     findings = [
         Finding(
