@@ -8,7 +8,6 @@ from conformance import expected
 from conformance.errors import Blocked, StackError, StackRefused, UnfitShape
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import ProvenanceMap
-from conformance.provenance.measure import measure
 from conformance.stacks.protocols import (
     SHARDS,
     ExpertsInfo,
@@ -114,6 +113,8 @@ class Context:
         return outcome
 
     def _measure(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
+        from conformance.provenance.measure import measure  # torch: collecting the suites must not draw it in
+
         t = self.target
         experts = t.geometry.experts
         try:
