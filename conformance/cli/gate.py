@@ -31,6 +31,7 @@ def gate(
     force_shard: options.ForceShard = False,
     repair: options.Repair = "",
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Run blocked claims all the same.")] = False,
+    waivers: Annotated[str | None, typer.Option(help="TOML file of waivers: claim, issue, reason, until.")] = None,
     claim: Claims = None,
     then: Then = None,
     json: options.Json = None,
@@ -63,6 +64,7 @@ def gate(
         force_shard=force_shard,
         repair=repair,
         no_gate=no_gate,
+        waivers=waivers,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None
     run = resolve(settings)

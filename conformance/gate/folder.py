@@ -63,9 +63,7 @@ class RunFolder:
         earlier = path / "manifest.json"
         if earlier.exists():
             if not resume:
-                raise UsageError(
-                    f"--run-dir {path} already holds a run; add --resume, or name another folder"
-                )
+                raise UsageError(f"--run-dir {path} already holds a run; add --resume, or name another folder")
             self.manifest = self._reopen(run, earlier)
         else:
             if resume:
@@ -149,8 +147,7 @@ def default_path(run: Resolved) -> Path:
     """`runs/TIME-PROFILE-STACK` under the working directory."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return (
-        Path("runs")
-        / f"{stamp}-{run.profile.name}-{run.stack_words.replace('=', '-').replace(',', '-')}-{os.getpid()}"
+        Path("runs") / f"{stamp}-{run.profile.name}-{run.stack_words.replace('=', '-').replace(',', '-')}-{os.getpid()}"
     )
 
 
@@ -187,9 +184,7 @@ def _commit() -> str:
     try:
         git = ["git", "-C", str(TREE)]
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
-        )
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
     if head.returncode:

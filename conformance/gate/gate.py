@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conformance import report
 from conformance.catalogue import Claim
-from conformance.gate import schedule
+from conformance.gate import schedule, waivers
 from conformance.gate.folder import RunFolder, default_path
 from conformance.gate.runner import Runner
 from conformance.gate.settings import Resolved
@@ -37,6 +37,7 @@ def run_gate(
         selection = f"{len(results)} chosen claims" if selected is not None else ""
         verdict = judge(run, results, selection)
         report.write_all(folder, verdict)
+        waivers.check_stale(results, run.waivers)
         return verdict, path
     finally:
         runner.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from conformance import errors
 from conformance.catalogue import Claim
 from conformance.context import Context
-from conformance.gate import schedule
+from conformance.gate import schedule, waivers
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
 from conformance.stacks import registry
@@ -59,6 +59,7 @@ class Runner:
                 seconds=round(time.perf_counter() - started, 3),
                 repeat=repeat_command(self.run, claim.id) if status is not Status.PASS else "",
             )
+            result = waivers.apply(result, self.run.waivers)
             self._record(result)
         self.results[claim.id] = result
         return result

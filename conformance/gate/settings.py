@@ -12,6 +12,8 @@ from conformance import catalogue, geometry
 from conformance.context import Target
 from conformance.errors import UsageError, nearest
 from conformance.faults import repairs
+from conformance.gate import waivers
+from conformance.gate.waivers import Waiver
 from conformance.stacks import registry
 from conformance.stacks.protocols import StackOptions
 from hardware_profiles import Profile
@@ -39,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     force_shard: bool = False
     repair: str = ""
     no_gate: bool = False
+    waivers: str | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,15 +67,12 @@ class Resolved(msgspec.Struct, frozen=True):
     #: ids required for a GO, in schedule order, before any narrowing of scope
     required: tuple[str, ...]
     repairs: tuple[str, ...]
+    waivers: dict[str, Waiver]
 
     @property
     def stack_words(self) -> str:
         names = set(self.stacks.values())
-        return (
-            names.pop()
-            if len(names) == 1
-            else ",".join(f"{layer}={name}" for layer, name in self.stacks.items())
-        )
+        return names.pop() if len(names) == 1 else ",".join(f"{layer}={name}" for layer, name in self.stacks.items())
 
     @property
     def partial(self) -> bool:
@@ -139,6 +139,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         ),
         required=tuple(_required(profile, policy, stacks, tp, model)),
         repairs=chosen,
+        waivers=waivers.load(settings.waivers),
     )
 
 
@@ -180,9 +181,7 @@ def _tp(text: str) -> int:
     return int(text)
 
 
-def _required(
-    profile: Profile, policy: Policy, stacks: dict[str, str], tp: int, model: geometry.Geometry
-) -> list[str]:
+def _required(profile: Profile, policy: Policy, stacks: dict[str, str], tp: int, model: geometry.Geometry) -> list[str]:
     judged = "reference" if set(stacks.values()) == {"reference"} else "*"
     patterns = profile.required(policy.required, judged, model.name, tp)
     if patterns is None:

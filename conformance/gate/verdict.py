@@ -47,12 +47,7 @@ class Verdict(msgspec.Struct):
     @property
     def full_go(self) -> bool:
         """May a launch follow? Only a plain GO of a real stack over a full scope, with nothing repaired."""
-        return (
-            self.verdict is Word.GO
-            and self.scope == "full"
-            and not self.repaired
-            and self.subject != "reference"
-        )
+        return self.verdict is Word.GO and self.scope == "full" and not self.repaired and self.subject != "reference"
 
 
 def judge(run: Resolved, results: Sequence[ClaimResult], selection: str = "") -> Verdict:

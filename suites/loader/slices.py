@@ -58,7 +58,7 @@ def tails(context: Context, parameter: str) -> Evidence:
         f"{_join(due_tails.values())} due",
         expected=due_tails,
         measured=got_tails,
-        findings=findings[:_MOST],
+        findings=_first_experts_first(findings)[:_MOST],
         method="; ".join(sorted({loaded.seen.method for loaded in loads})),
         seed=context.target.seed,
     )
@@ -200,16 +200,29 @@ def _unexplained(axis: Axis, rank: int, loaded: Loaded) -> list[Finding]:
     ]
 
 
+def _first_experts_first(findings: Iterable[Finding]) -> list[Finding]:
+    """One expert's findings on all ranks before the next expert's."""
+    return sorted(findings, key=lambda f: (f.expert or 0, f.rank or 0))
+
+
 def _finding(axis: Axis, rank: int, d: Difference) -> Finding:
-    along = d.row if axis.by_rows else d.col
+    """Byte columns of scales are scale groups, and are called so by `axis.unit`."""
     return Finding(
         where=f"rank {rank}, expert {d.expert}, {axis.parameter} row {d.row}, byte {d.col}",
         expected=d.expected,
         got=d.got,
-        meaning=f"{axis.unit} {along} of rank {rank} holds {d.got}; {d.expected} was due ({d.size} bytes)",
+        meaning=f"{_off(axis, d)}the first of {d.size} bytes",
         rank=rank,
         expert=d.expert,
     )
+
+
+def _off(axis: Axis, d: Difference) -> str:
+    if d.expected_origin is None or d.got_origin is None:
+        return ""
+    off = axis.position(d.got_origin) - axis.position(d.expected_origin)
+    elements = off * expected.unit(axis.parameter)
+    return f"{off:+d} {axis.unit}s, {elements:+d} elements, off; " if off else ""
 
 
 def _tail_finding(axis: Axis, rank: int, seen: Box, problem: str) -> Finding:
