@@ -1,6 +1,6 @@
 """Shared by the harness's own tests: how hard hypothesis searches, and one thread for torch.
 
-`HYPOTHESIS_PROFILE=nightly` searches longer and from a new seed each time; the default finds the same examples in each run.
+`HYPOTHESIS_PROFILE=nightly` searches longer, from a new seed each time; the default finds the same examples every time.
 """
 
 from __future__ import annotations
