@@ -10,6 +10,7 @@ from rich.text import Text
 from conformance.catalogue import Claim
 from conformance.gate.settings import Resolved
 from conformance.gate.verdict import Verdict, Word
+from conformance.report import words
 from conformance.result import ClaimResult, Status
 
 STYLES = {
@@ -25,47 +26,29 @@ _WORDS = {
     Word.NO_GO: "bold red",
     Word.INCOMPLETE: "bold yellow",
 }
-_FINDINGS = 3
 
 
 class Terminal:
     def __init__(self, to_stderr: bool = False):
         self._console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
 
-    def say(self, words: str) -> None:
-        self._console.print(words, markup=False)
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False)
 
     def opening(self, run: Resolved) -> None:
-        t = run.target
-        emulating = f", emulating {run.settings.emulate}" if run.settings.emulate else ""
-        self.say(
-            f"{t.geometry.name} at TP{t.tp}, profile {run.profile.name}{emulating}, "
-            f"stack {run.stack_words}, MoE backend {t.backend}"
-        )
+        self.say(words.opening(run))
 
     def progress(self, claim: Claim, result: ClaimResult | None) -> None:
         if result is None:
             return
         line = Text(f"{result.status:>14}  ", style=STYLES.get(result.status, "yellow"))
-        line.append(f"{result.id:<26}", style="default")
-        words = result.evidence.summary if result.evidence else result.reason
-        line.append(f" {words}", style="default")
+        line.append(f"{result.id:<26} {words.gist(result)}", style="default")
         self._console.print(line)
-        if result.evidence and not result.evidence.ok:
-            for finding in result.evidence.findings[:_FINDINGS]:
-                self.say(f"{'':16}{finding.where}: expected {finding.expected}, got {finding.got}")
-                if finding.meaning:
-                    self.say(f"{'':18}{finding.meaning}")
-            more = len(result.evidence.findings) - _FINDINGS
-            if more > 0:
-                self.say(f"{'':16}and {more} more in the evidence")
-        if result.repeat and result.status in (Status.FAIL, Status.CRASH, Status.ERROR, Status.TIMEOUT):
-            self.say(f"{'':16}repeat: {result.repeat}")
+        for detail in words.details(result):
+            self.say(f"{'':16}{detail}")
 
     def closing(self, verdict: Verdict, path: Path) -> None:
-        counts = ", ".join(f"{n} {status}" for status, n in verdict.counts.items()) or "nothing ran"
-        missing = [r for r in verdict.claims if r.required and r.status not in (Status.PASS, Status.NOT_APPLICABLE)]
-        self.say(f"{counts}; evidence in {path}")
-        if verdict.verdict is Word.INCOMPLETE and missing:
-            self.say(f"required and not proved: {', '.join(r.id for r in missing)}")
+        self.say(words.counts(verdict, path))
+        if verdict.verdict is Word.INCOMPLETE and (missing := words.unproved(verdict)):
+            self.say(f"required and not proved: {', '.join(missing)}")
         self._console.print(Text(verdict.headline, style=_WORDS[verdict.verdict]))
