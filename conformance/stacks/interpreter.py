@@ -1,4 +1,4 @@
-"""Is this an interpreter, is this a checkout? A wrong path is a wrong call: one line, before anything is started."""
+"""Is this an interpreter, is this a checkout? A wrong path is a wrong call: one line, before any start."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def _version(path: Path, option: str) -> tuple[int, int]:
         raise UsageError(f"{option} {path} cannot be run: {error.strerror or error}") from None
     words = probe.stdout.decode(errors="replace").split()
     if len(words) < 2 or words[-2] != "python":
-        raise UsageError(f"{option} {path} is not a Python interpreter (it exits {probe.returncode} without answering)")
+        how = f"it exits {probe.returncode} without answering"
+        raise UsageError(f"{option} {path} is not a Python interpreter ({how})")
     major, minor = words[-1].split(".")
     return int(major), int(minor)
 
@@ -64,9 +65,10 @@ def checkout(source: str | None, package: str, option: str) -> str | None:
         return None
     path = Path(source).expanduser().absolute()
     if not path.is_dir():
-        raise UsageError(f"{option} {source}: no such folder; name a checkout that holds {package}/__init__.py")
+        raise UsageError(f"{option} {source}: no such folder; a checkout with {package}/__init__.py was due")
     if not (path / package / "__init__.py").is_file():
-        raise UsageError(f"{option} {source} holds no {package}/__init__.py; the root of a {package} checkout was due")
+        due = f"the root of a {package} checkout was due"
+        raise UsageError(f"{option} {source} holds no {package}/__init__.py; {due}")
     return str(path)
 
 

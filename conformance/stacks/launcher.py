@@ -1,12 +1,12 @@
-"""Starts one worker process, watches over it, and leaves nothing behind. Standard library only, no imports of ours.
+"""Starts one worker process, watches over it, and leaves nothing behind. Standard library only.
 
-Run as `python -I -S launcher.py PLAN.json -u -c BOOTSTRAP`: PLAN names the interpreter, and the rest is what execnet
-wants it to run. The launcher stays as the worker's parent, in a session of its own:
+Run as `python -I -S launcher.py PLAN.json -u -c BOOTSTRAP`: PLAN names the interpreter, and the rest is what
+execnet wants it to run. The launcher stays as the worker's parent, in a session of its own:
 
     harness  --pidfd-->  launcher  --PR_SET_PDEATHSIG-->  worker (session of its own)  -->  its children
 
-When the harness dies (by SIGKILL too) or asks for the end (SIGTERM), the whole group and every orphan of it are killed.
-How the worker ended is written to `exit.json` beside the plan. Outside Linux the parent is polled instead.
+When the harness dies (by SIGKILL too) or asks for the end (SIGTERM), the whole group and every orphan of it
+are killed. How the worker ended is written to `exit.json` beside the plan. Outside Linux the parent is polled.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def _become_worker(plan, arguments, launcher):
 
 
 def _restoring(arguments):
-    """execnet's arguments, with its `-c` code first putting the pipe back to stdout: only once site has been read."""
+    """execnet's arguments, with its `-c` code first putting the pipe back to stdout, once site has been read."""
     at = arguments.index("-c") + 1
     code = f"import os;os.dup2({STREAM_FD},1);os.close({STREAM_FD});{arguments[at]}"
     return [*arguments[:at], code, *arguments[at + 1 :]]
@@ -90,7 +90,7 @@ def _environment(plan):
 
 
 class _Parent:
-    """The harness, watched by pidfd: unlike PR_SET_PDEATHSIG it means the process, not the thread that started us."""
+    """The harness, watched by pidfd: PR_SET_PDEATHSIG would mean the thread that started us, not the process."""
 
     def __init__(self, pid):
         self.pid = pid
@@ -121,7 +121,7 @@ def _watch(child, parent, wake):
 
 
 def _sweep(child):
-    """End the worker's group, then whatever was orphaned to us, until no child is left (or 5 s have passed)."""
+    """End the worker's group, then whatever was orphaned to us, until no child is left (5 s at most)."""
     _signal_group(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE
     while _group_lives(child) and time.monotonic() < deadline:
@@ -177,7 +177,7 @@ def _children():
 
 
 def _wake_on_signals():
-    """A pipe that becomes readable, with the signal's number, whenever a child ends or the end is asked for."""
+    """A pipe that becomes readable, with the signal's number, when a child ends or the end is asked for."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -188,7 +188,7 @@ def _wake_on_signals():
 
 
 def _drain(fd):
-    signals = set()
+    signals: set[int] = set()
     with contextlib.suppress(BlockingIOError):
         while data := os.read(fd, 256):
             signals.update(data)

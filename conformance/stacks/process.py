@@ -11,9 +11,11 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -28,11 +30,12 @@ from conformance import errors
 
 _HERE = Path(__file__).parent
 #: Environment of the harness that a foreign interpreter must not see (a trailing * is a prefix).
-_DROP = ["PYTEST_*", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT", "VIRTUAL_ENV", "COV_CORE_*", "COVERAGE_*"]
+_DROP = ["PYTEST_*", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT", "VIRTUAL_ENV", "COV*"]
 _LOG_LINES = 3
+_LOG_BYTES = 4096
+_TELLING = re.compile(r"error|fatal|exception|abort|killed|cannot|denied", re.IGNORECASE)
 _KINDS = {
-    kind.__name__: kind
-    for kind in (errors.StackMissing, errors.NotSupported, errors.StackRefused, errors.AdapterError)
+    kind.__name__: kind for kind in (errors.StackMissing, errors.NotSupported, errors.StackRefused, errors.AdapterError)
 }
 
 
@@ -125,10 +128,9 @@ class _Live:
         self.folder = _private_folder(spec)
         home = Path(spec.work_dir) if spec.work_dir else self.folder
         self.log = (home / f"{spec.name}-worker-{os.getpid()}.log").absolute()
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._log_start = self._log_size()
         self._deadline = time.monotonic() + spec.start_timeout
         self.group = execnet.Group()
-        self.launcher = 0
         try:
             self._start()
         except BaseException:
@@ -146,16 +148,15 @@ class _Live:
         watchdog.start()
         try:
             gateway = self.group.makegateway(xspec)
-            self.launcher = gateway._io.popen.pid
             self.channel = gateway.remote_exec((_HERE / "remote.py").read_text())
             self.pid = self._receive(self._left())["pid"]
-            self.channel.send({"package": f"{spec.name}_worker", "modules": spec.modules, "entry": spec.entry})
+            package = f"{spec.name}_worker"
+            self.channel.send({"package": package, "modules": spec.modules, "entry": spec.entry})
             self._receive(self._left())
         except (self._channel_timeout, EOFError, OSError, AssertionError):
             if self._left() <= 0:
-                raise errors.StackTimeout(
-                    f"the {spec.name} worker did not start in {spec.start_timeout:g} s and was ended{self._tail()}"
-                ) from None
+                late = f"did not start in {spec.start_timeout:g} s and was ended"
+                raise errors.StackTimeout(f"the {spec.name} worker {late}{self._tail()}") from None
             raise self._crashed("while it started") from None
         finally:
             watchdog.cancel()
@@ -166,7 +167,8 @@ class _Live:
         return max(0.0, self._deadline - time.monotonic())
 
     def _plan(self) -> dict[str, Any]:
-        environment = {key: value.replace("{folder}", str(self.folder)) for key, value in self.spec.environment.items()}
+        folder = str(self.folder)
+        environment = {key: text.replace("{folder}", folder) for key, text in self.spec.environment.items()}
         if self.spec.path:
             environment["PYTHONPATH"] = self.spec.path
         return {
@@ -174,13 +176,14 @@ class _Live:
             "parent": os.getpid(),
             "folder": str(self.folder),
             "log": str(self.log),
-            "drop": [*_DROP, "PYTHONPATH"],
+            "drop": _DROP,
             "set": environment,
         }
 
     def ask(self, name: str, arguments: dict[str, Any], timeout: float) -> tuple[str, Any]:
         """(kind, value) of one call; raises StackTimeout or StackCrashed, after which this worker is of no use."""
         self.calls += 1
+        self._log_start = self._log_size()
         try:
             self.channel.send((self.calls, name, arguments))
             identifier, kind, value = self._receive(timeout)
@@ -191,7 +194,8 @@ class _Live:
         except (EOFError, OSError):
             raise self._crashed(f"in {name}") from None
         if identifier != self.calls:
-            raise errors.AdapterError(f"{self.spec.name} answered call {identifier}, not {self.calls} ({name})")
+            expected = f"{self.calls} ({name})"
+            raise errors.AdapterError(f"{self.spec.name} answered call {identifier}, not {expected}")
         return kind, value
 
     def _receive(self, timeout: float) -> Any:
@@ -202,7 +206,8 @@ class _Live:
             raise errors.AdapterError(f"the {self.spec.name} worker's own code failed: {last}") from None
 
     def _crashed(self, when: str) -> errors.StackCrashed:
-        return errors.StackCrashed(f"the {self.spec.name} worker died {when}: {self._end_status()}{self._tail()}")
+        how = self._end_status()
+        return errors.StackCrashed(f"the {self.spec.name} worker died {when}: {how}{self._tail()}")
 
     def _end_status(self) -> str:
         """How the launcher says that the worker ended: `exit 3`, `signal 11 (SIGSEGV)`."""
@@ -219,27 +224,36 @@ class _Live:
             return f"signal {end['signal']}"
         return f"exit {end['exit']}"
 
+    def _log_size(self) -> int:
+        return self.log.stat().st_size if self.log.exists() else 0
+
     def _tail(self) -> str:
-        """The log's last lines, as one line's end."""
+        """What this call left in the log, as the end of one line: its last errors, or its last lines."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(self._log_start, self.log.stat().st_size - 4096))
-                lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+                file.seek(max(self._log_start, self._log_size() - _LOG_BYTES))
+                text = file.read().decode(errors="replace")
         except OSError:
             return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        telling = [line for line in lines if _TELLING.search(line)] or lines
         kept = f" (log: {self.log})" if self.log.parent != self.folder else ""
-        return (f"; its last words: {' | '.join(lines[-_LOG_LINES:])}" if lines else "") + kept
+        return (f"; its last words: {' | '.join(telling[-_LOG_LINES:])}" if lines else "") + kept
 
     def _kill_launcher(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             os.kill(int((self.folder / "launcher.pid").read_text()), signal.SIGTERM)
 
+    def _processes(self) -> list[subprocess.Popen[bytes]]:
+        """The launcher, as execnet holds it."""
+        return [gateway._io.popen for gateway in self.group]  # type: ignore[attr-defined]
+
     def end(self) -> None:
         """Ask the launcher to end the group, then make sure of it."""
         self._kill_launcher()
-        for gateway in list(self.group):
-            with contextlib.suppress(Exception):  # a broken pipe: it is going anyway
-                gateway._io.popen.wait(timeout=10)
+        for process in self._processes():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
         if self.pid:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)

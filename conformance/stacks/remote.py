@@ -1,9 +1,9 @@
-"""The far end of a worker's channel: sent as source, runs in the stack's own interpreter. Standard library only.
+"""The far end of a worker's channel: sent as source, runs in the stack's own interpreter. Stdlib only.
 
-First message: `{"package": name, "modules": {module: source}, "entry": module}`. The modules are installed in memory
-as one package; the entry module's `CALLS` maps call names to functions. Then, call by call,
+First message: `{"package": name, "modules": {module: source}, "entry": module}`. The modules are installed in
+memory as one package; the entry module's `CALLS` maps call names to functions. Then, call by call,
 `(id, name, arguments)` is answered by `(id, "ok", result)` or `(id, kind, message)`, the message in one line.
-An exception's `kind` attribute names the harness's exception for it; without one it is our adapter's own error.
+An exception's `kind` names the harness's exception for it; without one it is our adapter's own error.
 """
 
 import faulthandler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from conformance.errors import AdapterError, StackCrashed
 from conformance.stacks.protocols import ExpertsInfo, ExpertsRequest, ParameterInfo
@@ -21,7 +21,7 @@ class VllmLoader:
         self._worker = worker
 
     def open_experts(self, request: ExpertsRequest) -> VllmExperts:
-        answer = self._worker.call(
+        fields: dict[str, Any] = self._worker.call(
             "open_experts",
             folder=self._worker.model_folder(request.geometry),
             tp=request.tp,
@@ -33,7 +33,6 @@ class VllmLoader:
             force=request.force,
             attributes=request.attributes,
         )
-        fields = cast("dict[str, Any]", answer)
         session = fields.pop("session")
         shapes = {name: ParameterInfo(*shape) for name, shape in fields.pop("parameters").items()}
         return VllmExperts(self._worker, session, ExpertsInfo(parameters=shapes, **fields))
@@ -102,7 +101,7 @@ class VllmExperts:
         process = self._worker.process
         buffer = SharedBuffer(process.folder, f"buffer-{self._session}-{len(self._buffers)}", nbytes)
         try:
-            number = cast("int", process.call("attach", path=str(buffer.path), nbytes=buffer.mapped))
+            number: int = process.call("attach", path=str(buffer.path), nbytes=buffer.mapped)
         finally:
             buffer.unlink()
         self._buffers[number] = buffer

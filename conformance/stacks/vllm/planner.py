@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from conformance.stacks.protocols import Axis, PlanOutcome, PlanRequest
 
@@ -17,7 +17,7 @@ class VllmPlanner:
         self._worker = worker
 
     def plan(self, request: PlanRequest) -> PlanOutcome:
-        answer = self._worker.call(
+        fields: dict[str, Any] = self._worker.call(
             "plan",
             folder=self._worker.model_folder(request.geometry),
             tp=request.tp,
@@ -26,6 +26,5 @@ class VllmPlanner:
             moe=request.moe,
             force=request.force,
         )
-        fields = cast("dict[str, Any]", answer)
         axes = fields.pop("axes", None)
         return PlanOutcome(axes={name: Axis(*axis) for name, axis in axes.items()} if axes else None, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,11 +21,11 @@ _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
-    "TORCHINDUCTOR_CACHE_DIR": "{folder}/inductor",
-    "TRITON_CACHE_DIR": "{folder}/triton",
-    "FLASHINFER_WORKSPACE_BASE": "{folder}/flashinfer",
-    "VLLM_CACHE_ROOT": "{folder}/vllm",
-    "VLLM_CONFIG_ROOT": "{folder}/vllm-config",
+    "TORCHINDUCTOR_CACHE_DIR": "{folder}/cache/inductor",
+    "TRITON_CACHE_DIR": "{folder}/cache/triton",
+    "FLASHINFER_WORKSPACE_BASE": "{folder}/cache/flashinfer",
+    "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
+    "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
     "VLLM_HAS_FLASHINFER_CUBIN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -60,7 +61,7 @@ class VllmWorker:
             )
         return self._worker
 
-    def call(self, name: str, /, **arguments: object) -> object:
+    def call(self, name: str, /, **arguments: Any) -> Any:
         """Raises what Worker.call raises; StackMissing says which interpreter and what to do."""
         worker = self.process
         try:
@@ -100,7 +101,7 @@ class VllmStack:
     def info(self) -> StackInfo:
         """Who is under test; starts the worker. Raises StackMissing, UsageError."""
         found = self._worker.call("info")
-        return msgspec.convert({"name": self.name, "subject": "vllm", **found}, StackInfo)  # type: ignore[dict-item]
+        return msgspec.convert({"name": self.name, "subject": "vllm", **found}, StackInfo)
 
     def planner(self) -> VllmPlanner:
         return VllmPlanner(self._worker)

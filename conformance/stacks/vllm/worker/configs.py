@@ -1,10 +1,11 @@
 """ModelConfig and VllmConfig for one geometry, tensor-parallel size, capability and pair of backends."""
 
 import contextlib
+import typing
 
 from . import virtual_tp
 from .fake_platform import pretend
-from .problems import Refused, Unsupported, stacks_words
+from .problems import Refused, Unsupported, raised_in, stacks_words, unknown
 
 
 def model_config(folder):
@@ -24,24 +25,35 @@ def model_config(folder):
         raise Unsupported(f"this vLLM builds no ModelConfig for the geometry: {stacks_words(error)}") from error
 
 
+def moe_backends():
+    """Names that `--moe-backend` takes (the oracle may know some that the configuration does not)."""
+    from vllm.config.kernel import MoEBackend
+
+    return sorted(typing.get_args(MoEBackend))
+
+
+def attention_backends():
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return sorted(AttentionBackendEnum.__members__)
+
+
 def _named_backends(moe, attention):
     """KernelConfig and AttentionConfig. Raises Unsupported for a name that this version does not have."""
     from vllm.config import AttentionConfig, KernelConfig
 
-    try:
-        kernel = KernelConfig(moe_backend=moe)
-    except Exception as error:
-        raise Unsupported(f"this vLLM has no MoE backend {moe!r}: {stacks_words(error)}") from error
-    try:
-        return kernel, AttentionConfig(backend=attention)
-    except Exception as error:
-        raise Unsupported(f"this vLLM has no attention backend {attention!r}: {stacks_words(error)}") from error
+    if moe not in moe_backends():
+        raise unknown("MoE backend", moe, moe_backends())
+    if attention is not None and attention.upper() not in attention_backends():
+        raise unknown("attention backend", attention, attention_backends())
+    return KernelConfig(moe_backend=moe), AttentionConfig(backend=attention)
 
 
 def vllm_config(model, tp, capability, moe, attention, guarded=True):
     """A VllmConfig as `vllm serve` builds it, under the pretended capability.
 
-    `guarded=False` takes the virtual-TP guard out for this one construction. Raises Refused with vLLM's own words.
+    `guarded=False` takes the virtual-TP guard out for this one construction. Raises Refused with vLLM's own words;
+    its `by_guard` says whether the virtual-TP layer raised it.
     """
     from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
 
@@ -59,4 +71,6 @@ def vllm_config(model, tp, capability, moe, attention, guarded=True):
                 device_config=DeviceConfig("cpu"),
             )
         except Exception as error:
-            raise Refused(stacks_words(error)) from error
+            refusal = Refused(stacks_words(error))
+            refusal.by_guard = raised_in(error, "virtual_tp.py")
+            raise refusal from error

@@ -1,10 +1,10 @@
 """Open one rank's routed-expert layer: find a configuration that can hold it, build it, say how it came about."""
 
 from . import configs, oracle, routed, virtual_tp
-from .problems import Refused, Unsupported
+from .problems import Refused
 from .sessions import Session, sessions
 
-WAYS_ROUND = "FusedMoEConfig's assertion that tp divides the intermediate size was gone round; `//` is the stack's own"
+WAY_ROUND = "FusedMoEConfig's assertion that tp divides the intermediate size was gone round; `//` is its own"
 
 
 def open_experts(folder, tp, rank, backend, experts, capability, attention, force, attributes):
@@ -13,18 +13,22 @@ def open_experts(folder, tp, rank, backend, experts, capability, attention, forc
     Raises Refused (vLLM refuses the configuration or the layer), Unsupported (no such backend).
     """
     wanted = oracle.candidates(backend)
-    config, notes, forced = _configuration(folder, tp, capability, backend, attention, force)
+    named = backend if backend in configs.moe_backends() else "auto"
+    config, notes, forced = _configuration(folder, tp, capability, named, attention, force)
+    if named != backend:
+        notes.append(f"--moe-backend takes no {backend!r} here, only the oracle does: configured as {named!r}")
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(config):
-        own = _own_choice(config, tp, rank, capability, forced)
-        chosen = next((b for b in wanted if b.name == own.get("backend")), wanted[0])
-        layer = routed.build(config, tp, rank, chosen, experts, capability, undivided=forced)
+        own = _own_choices(config, tp, rank, backend, capability, forced)
+        picked = own["oracle_would_choose"].get("backend")
+        chosen = next((b for b in wanted if b.name == picked), wanted[0])
+        layer = routed.build(config, tp, rank, backend, chosen, experts, capability, undivided=forced)
     if forced:
-        notes.append(WAYS_ROUND)
+        notes.append(WAY_ROUND)
     notes.append(f"the oracle was made to return {chosen.name}; its own choice is in details")
     session = Session(layer, config, attributes)
-    session.twin = lambda: routed.build(config, tp, rank, chosen, 1, capability, undivided=forced)
+    session.twin = lambda: routed.build(config, tp, rank, backend, chosen, 1, capability, undivided=forced)
     return {
         "session": sessions.add(session),
         "parameters": session.shapes(),
@@ -32,7 +36,7 @@ def open_experts(folder, tp, rank, backend, experts, capability, attention, forc
         "kernel_width": int(layer.intermediate_size_per_partition),
         "logical_width": _logical_width(layer),
         "notes": notes,
-        "details": _details(layer, config, own, session),
+        "details": _details(layer, config, session) | own,
     }
 
 
@@ -76,9 +80,13 @@ def _forced_plan(folder, tp, capability, backend, attention, refusal, force):
     return config, [f"plan made by force, by calling the plan builder directly: the stack said {refusal}"], False
 
 
-def _own_choice(config, tp, rank, capability, forced):
-    parallel = routed.parallel_config(tp, rank)
-    return oracle.own_choice(routed.moe_config(config, parallel, 1, undivided=forced), capability)
+def _own_choices(config, tp, rank, backend, capability, forced):
+    """The oracle's own answer for this backend's name: as this machine is, and with the kernel packages installed."""
+    moe = routed.moe_config(config, routed.parallel_config(tp, rank), backend, 1, undivided=forced)
+    return {
+        "oracle_chooses": oracle.own_choice(moe, capability),
+        "oracle_would_choose": oracle.own_choice(moe, capability, with_packages=True),
+    }
 
 
 def _logical_width(layer):
@@ -87,7 +95,7 @@ def _logical_width(layer):
     return None if width is None else int(width)
 
 
-def _details(layer, config, own, session):
+def _details(layer, config, session):
     """What explains a wrong offset: widths, the plan in force, and what w2's parameters declare about themselves."""
     plan = virtual_tp.plan_of(config.model_config)
     routed_axis = virtual_tp.axes_of(plan).get("routed") if plan else None
@@ -101,9 +109,5 @@ def _details(layer, config, own, session):
         "tp_of_configuration": config.parallel_config.tensor_parallel_size,
         "quant_method": type(layer.quant_method).__name__,
         "loader": f"{type(layer).__module__}.{type(layer).__qualname__}.weight_loader",
-        "oracle_chooses": own,
         "attributes": {name: session.declared(name) for name in ("w2_weight", "w2_weight_scale")},
     }
-
-
-__all__ = ["Unsupported", "open_experts"]

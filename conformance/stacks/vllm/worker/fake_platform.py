@@ -46,7 +46,7 @@ def install():
 
 @contextlib.contextmanager
 def pretend(capability, cuda=True):
-    """Inside: CUDA of that capability, (major, minor). `cuda=False` gives the capability without CUDA; None, nothing."""
+    """Inside: CUDA of that capability, (major, minor). `cuda=False`: the capability without CUDA. None: neither."""
     import vllm.platforms as platforms
     from vllm.platforms.interface import DeviceCapability, PlatformEnum
 

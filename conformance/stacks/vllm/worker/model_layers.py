@@ -33,7 +33,7 @@ def read(config, tp, capability, rank=0):
     for name, reader in _AXES.items():
         _try(built, name, built.axes, lambda reader=reader: tuple(map(int, reader(model, text))))
     for name, reader in _UNPADDED.items():
-        if name != "index_heads" or getattr(text, "index_n_heads", 0):
+        if name != "index_heads" or getattr(text, "index_n_heads", None):
             _try(built, name, built.unpadded, lambda reader=reader: int(reader(model, text)))
     return built
 
@@ -85,6 +85,13 @@ def _depth(text):
     return min(wanted, text.num_hidden_layers)
 
 
+def _whole(rows, unit):
+    """How many units of that many rows a layer holds; a fraction of one is no size of an axis."""
+    if rows % unit:
+        raise Unsupported(f"{rows} rows are no whole number of {unit}")
+    return rows // unit
+
+
 def _last(model):
     return model.model.layers[-1]
 
@@ -96,16 +103,14 @@ def _experts(model):
 
 def _heads(model, text):
     layer = _last(model).attn
-    return getattr(text, "original_num_attention_heads", text.num_attention_heads), layer.n_heads, (
-        layer.wq_b.weight.shape[0] / layer.head_dim
-    )
+    original = getattr(text, "original_num_attention_heads", text.num_attention_heads)
+    return original, layer.n_heads, _whole(layer.wq_b.weight.shape[0], layer.head_dim)
 
 
 def _groups(model, text):
     layer = _last(model).attn
-    return getattr(text, "original_o_groups", text.o_groups), layer.n_groups, (
-        layer.wo_a.weight.shape[0] / layer.o_lora_rank
-    )
+    original = getattr(text, "original_o_groups", text.o_groups)
+    return original, layer.n_groups, _whole(layer.wo_a.weight.shape[0], layer.o_lora_rank)
 
 
 def _routed(model, text):
@@ -131,14 +136,14 @@ def _vocab(model, text):
 
 def _kv_heads(model, text):
     layer = _last(model).attn
-    return (layer.fused_wqa_wkv.weight.shape[0] - layer.q_lora_rank) / layer.head_dim
+    return _whole(layer.fused_wqa_wkv.weight.shape[0] - layer.q_lora_rank, layer.head_dim)
 
 
 def _index_heads(model, text):
     indexers = [layer.attn.indexer for layer in model.model.layers if layer.attn.indexer is not None]
     if not indexers:
         raise Unsupported("no layer built has an indexer")
-    return indexers[0].wq_b.weight.shape[0] / indexers[0].head_dim
+    return _whole(indexers[0].wq_b.weight.shape[0], indexers[0].head_dim)
 
 
 _AXES = {"heads": _heads, "groups": _groups, "routed": _routed, "shared": _shared, "vocab": _vocab}

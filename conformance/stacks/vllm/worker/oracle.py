@@ -1,14 +1,18 @@
 """The stack's MXFP4 oracle: the backends it knows by name, the one it would choose, and how to choose for it."""
 
 import contextlib
-import difflib
 import inspect
+import re
+import sys
 
 from .fake_platform import pretend
-from .problems import Unsupported, stacks_words
+from .problems import Unsupported, stacks_words, unknown
 from .start import module
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle.mxfp4"
+#: Questions for optional kernel packages, wherever the fused-MoE modules have bound them.
+_PRESENCE = re.compile(r"_?has_(flashinfer|b12x|deep_gemm)")
+_ASKING = ("vllm.model_executor.layers.fused_moe", "vllm.utils.flashinfer")
 _METHODS = ("vllm.model_executor.layers.quantization.mxfp4", "vllm.models.deepseek_v4.quant_config")
 
 
@@ -20,25 +24,29 @@ def _oracle():
 
 
 def names():
-    """Names that `--backend` takes: those MoE backends of the configuration that the oracle maps to its own."""
-    import typing
-
-    from vllm.config.kernel import MoEBackend
-
+    """Names that `--backend` takes: the strings in `map_mxfp4_backend`'s own code that it maps to a backend."""
+    function = _oracle().map_mxfp4_backend
+    strings = set(_strings(getattr(function, "__wrapped__", function).__code__.co_consts))
     known = []
-    for name in typing.get_args(MoEBackend):
+    for name in sorted(strings):
         with contextlib.suppress(ValueError, KeyError):
-            if _oracle().map_mxfp4_backend(name):
+            if function(name):
                 known.append(name)
-    return sorted(known)
+    return known
+
+
+def _strings(constants):
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _strings(constant)
 
 
 def candidates(name):
     """The oracle's own backends for `name`, in its order. Raises Unsupported naming the nearest known one."""
     if name not in names():
-        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
-        hint = f"; nearest: {close[0]}" if close else ""
-        raise Unsupported(f"this vLLM's MXFP4 oracle knows no backend {name!r}{hint} (known: {', '.join(names())})")
+        raise unknown("backend in its MXFP4 oracle named", name, names())
     return _oracle().map_mxfp4_backend(name)
 
 
@@ -51,11 +59,14 @@ def activation(backend):
     return "bf16" if key is None else " ".join(str(key).split())
 
 
-def own_choice(moe_config, capability):
-    """What the unpatched oracle picks for this layer: {"backend", "experts", "activation"} or {"refused": words}."""
+def own_choice(moe_config, capability, with_packages=False):
+    """What the unpatched oracle picks for this layer: {"backend", "experts", "activation"} or {"refused": words}.
+
+    `with_packages` lets it believe that FlashInfer, b12x and DeepGEMM are installed, whatever this machine has.
+    """
     oracle = _oracle()
     select = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", None) or oracle.select_mxfp4_moe_backend
-    with pretend(capability):
+    with pretend(capability), _packages_present() if with_packages else contextlib.nullcontext():
         try:
             backend, kernel = select(moe_config)
         except Exception as error:  # its refusal is the answer
@@ -65,6 +76,22 @@ def own_choice(moe_config, capability):
         "experts": getattr(kernel, "__name__", str(kernel)),
         "activation": activation(backend),
     }
+
+
+@contextlib.contextmanager
+def _packages_present():
+    replaced = []
+    for name, found in list(sys.modules.items()):
+        if found is not None and name.startswith(_ASKING):
+            for attribute, value in list(vars(found).items()):
+                if _PRESENCE.match(attribute) and callable(value):
+                    replaced.append((found, attribute, value))
+                    setattr(found, attribute, lambda *_, **__: True)
+    try:
+        yield
+    finally:
+        for found, attribute, value in replaced:
+            setattr(found, attribute, value)
 
 
 @contextlib.contextmanager

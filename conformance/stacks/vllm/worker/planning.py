@@ -16,7 +16,7 @@ def plan(folder, tp, capability, attention, moe, force):
     """PlanOutcome's fields. The outcome is vLLM's own, also under `force`, which only adds axes."""
     model = configs.model_config(folder)
     before = sizes(model)
-    message, config = "", None
+    message, config, notes = "", None, []
     try:
         config = configs.vllm_config(model, tp, capability, moe, attention)
         unshared = [n for n, size in before.items() if size % tp]
@@ -26,15 +26,16 @@ def plan(folder, tp, capability, attention, moe, force):
             message = f"no error and no plan, although TP{tp} does not divide {_list(before, unshared)}"
     except Refused as error:
         outcome, message = "refused", str(error)
+        notes.append(_whose(error))
 
-    answer = {"outcome": outcome, "message": message, "forced": False, "notes": []}
+    answer = {"outcome": outcome, "message": message, "forced": False, "notes": notes}
     if outcome == "accepted":
-        return answer | _axes(config, tp, capability)
+        return answer | _axes(config, tp, capability, notes)
     if force:
         config, how = _force(folder, tp, capability, attention, moe)
         if config is None:
-            return answer | {"notes": [how]}
-        return answer | _axes(config, tp, capability, [how]) | {"forced": True}
+            return answer | {"notes": [*notes, how]}
+        return answer | _axes(config, tp, capability, [*notes, how]) | {"forced": True}
     return answer
 
 
@@ -43,6 +44,15 @@ def sizes(model):
     text = model.hf_text_config
     found = {axis: getattr(text, name, None) for axis, name in SHARED_OUT.items()}
     return {axis: int(size) for axis, size in found.items() if size}
+
+
+def _whose(refusal):
+    """Whose refusal it is: a guard that says no, or a padding layer that does nothing and lets a later check fail."""
+    if not virtual_tp.exists():
+        return "refused without a virtual-TP layer: this vLLM has none"
+    if refusal.by_guard:
+        return "refused by the virtual-TP layer's own guard"
+    return "the virtual-TP layer made no plan and raised nothing (a silent no-op); a later, general check refused"
 
 
 def _list(sizes_, names):
@@ -72,7 +82,7 @@ def _force(folder, tp, capability, attention, moe):
     return None, f"no plan can be forced: {last}"
 
 
-def _axes(config, tp, capability, notes=()):
+def _axes(config, tp, capability, notes):
     """Axes from the plan if there is one, else from the layers that vLLM builds; the layers are read in any case."""
     notes = list(notes)
     built = model_layers.read(config, tp, capability)

@@ -17,8 +17,9 @@ class _AnyDivisor(int):
         return 0
 
 
-def build(config, tp, rank, backend, experts, capability, undivided=False):
-    """RoutedExperts on the CPU, for `rank` of `tp`, `experts` experts, as if the oracle had chosen `backend`.
+def build(config, tp, rank, name, backend, experts, capability, undivided=False):
+    """RoutedExperts on the CPU, for `rank` of `tp`, `experts` experts, as if the oracle had chosen `backend` for
+    the MoE backend `name`.
 
     Call it inside `set_current_vllm_config(config)`. `undivided` goes round FusedMoEConfig's assertion that `tp`
     divides the intermediate size. Raises Refused (the layer's own words).
@@ -30,7 +31,7 @@ def build(config, tp, rank, backend, experts, capability, undivided=False):
     limit = getattr(text, "swiglu_limit", None)
     parallel = parallel_config(tp, rank)
     try:
-        moe = moe_config(config, parallel, experts, undivided)
+        moe = moe_config(config, parallel, name, experts, undivided)
         with pretend(capability), oracle.choosing(backend):
             layer = RoutedExperts(
                 **accepted_arguments(
@@ -85,8 +86,8 @@ def parallel_config(tp, rank):
     )
 
 
-def moe_config(config, parallel, experts, undivided=False):
-    """FusedMoEConfig with the (padded or not) intermediate size that the configuration now carries."""
+def moe_config(config, parallel, name, experts, undivided=False):
+    """FusedMoEConfig for the backend `name`, with the intermediate size that the configuration carries by now."""
     import torch
     from vllm.model_executor.layers.fused_moe import FusedMoEConfig
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -109,7 +110,7 @@ def moe_config(config, parallel, experts, undivided=False):
                 "routing_method": RoutingMethodType.DeepseekV4,
                 "moe_parallel_config": parallel,
                 "in_dtype": torch.bfloat16,
-                "moe_backend": config.kernel_config.moe_backend,
+                "moe_backend": name,
                 "swiglu_limit": getattr(text, "swiglu_limit", None),
                 "max_num_tokens": 64,
             },

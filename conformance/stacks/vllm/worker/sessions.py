@@ -1,6 +1,8 @@
 """Open layers and shared buffers, and the byte traffic between them. One copy an operation, no conversion anywhere."""
 
 import itertools
+import sys
+from typing import Any
 
 from .problems import Refused, stacks_words
 from .routed import LAYER, PARAMETERS
@@ -137,20 +139,27 @@ def initial(session, parameter, buffer):
 
     opened = sessions[session]
     if opened.initial is None:
-        filled = torch.utils.deterministic.fill_uninitialized_memory
-        strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        deterministic: Any = sys.modules["torch.utils.deterministic"]
+        filled = deterministic.fill_uninitialized_memory
+        strict = torch.are_deterministic_algorithms_enabled()
+        warn = torch.is_deterministic_algorithms_warn_only_enabled()
+        deterministic.fill_uninitialized_memory = True
         torch.use_deterministic_algorithms(True)
         try:
             with set_current_vllm_config(opened.config):
                 twin = opened.twin()
         finally:
             torch.use_deterministic_algorithms(strict, warn_only=warn)
-            torch.utils.deterministic.fill_uninitialized_memory = filled
+            deterministic.fill_uninitialized_memory = filled
         opened.initial = {name: getattr(twin, name).data[0].view(torch.uint8).clone() for name in PARAMETERS}
     view = opened.initial[parameter]
     buffers[buffer][: view.numel()].view(view.shape).copy_(view)
 
 
 def close(session):
+    """Free the layer's memory at once: the layer and its parameters' loaders hold each other."""
+    import torch
+
+    for parameter in sessions[session].parameters.values():
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
     sessions.drop(session)

@@ -1,28 +1,32 @@
 """Import vLLM, once, as no device, with what keeps it from starting processes of its own."""
 
 import importlib
+import importlib.util
+import inspect
 
 from . import fake_platform
-from .problems import Missing
+from .problems import Missing, stacks_words
 
 #: What was changed in vLLM in order to drive it, in words, for StackInfo.notes.
-PATCHES = []
+PATCHES: list[str] = []
 
-_started = []
+_outcome: list[str | None] = []
 
 
 def start():
-    """Idempotent. Raises Missing("REASON") if vLLM cannot be imported."""
-    if _started:
-        return
-    try:
-        fake_platform.install()
+    """Once a process. Raises Missing("REASON") if vLLM cannot be imported, whatever it stumbled over."""
+    if not _outcome:
+        try:
+            fake_platform.install()
+            importlib.import_module("vllm.config")
+        except Exception as error:
+            _outcome.append(stacks_words(error))
+            raise Missing(_outcome[0]) from error
         PATCHES.append(fake_platform.NOTE)
-        importlib.import_module("vllm.config")
         _inspect_models_here()
-    except ImportError as error:
-        raise Missing(f"{type(error).__name__}: {error}") from error
-    _started.append(True)
+        _outcome.append(None)
+    if _outcome[0]:
+        raise Missing(_outcome[0])
 
 
 def _inspect_models_here():
@@ -30,7 +34,7 @@ def _inspect_models_here():
     pretended platform). There is no CUDA here: inspect it in place."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
     if hasattr(registry, "_run_in_subprocess"):
-        registry._run_in_subprocess = lambda function: function()
+        setattr(registry, "_run_in_subprocess", lambda function: function())  # noqa: B010
         PATCHES.append("model classes are inspected in this process, not in a child")
 
 
@@ -45,8 +49,6 @@ def module(name):
 
 def accepted_arguments(callable_, arguments):
     """Those of `arguments` that this version's signature has."""
-    import inspect
-
     known = inspect.signature(callable_).parameters
     if any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return arguments
