@@ -51,11 +51,11 @@ def tails(context: Context, parameter: str) -> Evidence:
                     findings.append(_tail_finding(axis, rank, seen, problem))
         due_tails[f"rank {rank}"] = _tail_length(axis, loaded.due, loaded.seen.covered[0])
         got_tails[f"rank {rank}"] = _tail_length(axis, loaded.seen, loaded.seen.covered[0])
-    required = "written zeros" if context.padded else "zeros"
+    zeros = "written zeros" if context.padded else "zeros"
     return Evidence(
         ok=not findings,
-        summary=f"{parameter}: tails of {_join(got_tails.values())} {axis.unit}s are {required}, "
-        f"{_join(due_tails.values())} due",
+        summary=f"{parameter}: zero tails of {_join(got_tails.values())} {axis.unit}s, {_join(due_tails.values())} due"
+        + (f"; {findings[0].got}, where {zeros} are due" if findings else f", all {zeros}"),
         expected=due_tails,
         measured=got_tails,
         findings=_first_experts_first(findings)[:_MOST],
