@@ -124,28 +124,37 @@ def differences(expected: ProvenanceMap, got: ProvenanceMap) -> list[Difference]
     A place that one of the maps does not cover at all is a difference too.
     """
     found = []
+    claimed = [0] * len(got.boxes)
     for want in expected.boxes:
         covered = 0
-        for have in got.boxes:
+        for index, have in enumerate(got.boxes):
             e, r, c = want.experts & have.experts, want.rows & have.rows, want.cols & have.cols
             if not (e and r and c):
                 continue
-            covered += len(e) * len(r) * len(c)
+            size = len(e) * len(r) * len(c)
+            covered += size
+            claimed[index] += size
             place = (e.start, r.start, c.start)
             if want.state is not have.state or want.at(*place) != have.at(*place):
-                found.append(_difference(place, want, have, len(e) * len(r) * len(c)))
+                found.append(_difference(place, want, have, size))
         if covered != want.size:
-            place = (want.experts.start, want.rows.start, want.cols.start)
-            found.append(_difference(place, want, None, want.size - covered))
+            found.append(_difference(_first(want), want, None, want.size - covered))
+    for have, size in zip(got.boxes, claimed, strict=True):
+        if size != have.size:
+            found.append(_difference(_first(have), None, have, have.size - size))
     return sorted(found, key=lambda d: (d.expert, d.row, d.col))
 
 
-def _difference(place: tuple[int, int, int], want: Box, have: Box | None, size: int) -> Difference:
+def _first(box: Box) -> tuple[int, int, int]:
+    return box.experts.start, box.rows.start, box.cols.start
+
+
+def _difference(place: tuple[int, int, int], want: Box | None, have: Box | None, size: int) -> Difference:
     return Difference(
         *place,
-        expected=_words(want, place),
+        expected=_words(want, place) if want else "nothing",
         got=_words(have, place) if have else "nothing measured",
-        expected_origin=want.at(*place),
+        expected_origin=want.at(*place) if want else None,
         got_origin=have.at(*place) if have else None,
         got_state=have.state if have else State.UNKNOWN,
         size=size,
