@@ -95,6 +95,8 @@ class ProvenanceMap(msgspec.Struct, frozen=True):
     #: Experts whose fingerprint differed; the boxes then cover `traced` experts only.
     differing: list[int] = []
     traced: list[int] = []
+    #: The fingerprint differed, and yet digit passes see nothing that it had not seen: no position explains it.
+    unexplained: bool = False
 
     @property
     def covered(self) -> list[int]:

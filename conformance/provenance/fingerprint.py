@@ -56,16 +56,16 @@ def verify(layer: ExpertsLayer, expected: ProvenanceMap, windows: Windows) -> tu
     wrong = []
     for expert in range(expected.shape[0]):
         data = layer.read(expected.parameter, expert)
+        right = True
         for index, box in enumerate(expected.boxes):
             part = data[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
             if box.state is State.SOURCE:
-                good = _equal(part, _source(box, expert, windows))
+                right &= _equal(part, _source(box, expert, windows))
             else:
                 state = _uniform(part)
-                good = state is not None and tails.setdefault(index, state) is state
-            if not good:
-                wrong.append(expert)
-                break
+                right &= state is not None and tails.setdefault(index, state) is state
+        if not right:
+            wrong.append(expert)
     return tails, wrong
 
 

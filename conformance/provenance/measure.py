@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from conformance.provenance import fingerprint
-from conformance.provenance.boxes import ProvenanceMap
+from conformance.provenance.boxes import ProvenanceMap, differences
 from conformance.provenance.trace import trace
 
 if TYPE_CHECKING:
@@ -36,8 +36,14 @@ def measure(
     if not wrong:
         return fingerprint.seen(expected, tails)
     traced = trace(layer, expected.parameter, expected.rank, shards, shape, to_trace(wrong, experts))
-    method = f"fingerprint of {experts} experts ({len(wrong)} differ), then digit passes"
-    return msgspec.structs.replace(traced, shape=expected.shape, method=method, differing=wrong)
+    due = fingerprint.seen(expected, tails).of_experts(traced.covered)
+    return msgspec.structs.replace(
+        traced,
+        shape=expected.shape,
+        method=f"fingerprint of {experts} experts ({len(wrong)} differ), then digit passes",
+        differing=wrong,
+        unexplained=not differences(due, traced),
+    )
 
 
 def to_trace(wrong: list[int], experts: int) -> list[int]:
