@@ -46,9 +46,15 @@ class UnfitShape(StackError):
     """A built parameter cannot hold what is due in it: measured, and wrong."""
 
 
+def short(value: object, most: int = 60) -> str:
+    """`repr`, cut: what a user wrote may be megabytes, and a message is one line."""
+    words = repr(value)
+    return words if len(words) <= most else f"{words[: most - 4]} ..."
+
+
 def nearest(word: str, known: Iterable[str], what: str) -> UsageError:
     """A UsageError for an unknown name, with the nearest known one: `unknown profile 'sm12'; nearest: sm120`."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.0)
-    hint = f"; nearest: {close[0]}" if close else ""
-    return UsageError(f"unknown {what} {word!r}{hint} (known: {', '.join(names) or 'none'})")
+    names = {name.casefold(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.casefold(), names, n=1, cutoff=0.0)
+    hint = f"; nearest: {names[close[0]]}" if close else ""
+    return UsageError(f"unknown {what} {short(word)}{hint} (known: {', '.join(names.values()) or 'none'})")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conformance.errors import UsageError, nearest
+from conformance.errors import UsageError, nearest, short
 
 _EMBEDDED = Path(__file__).with_name("geometries")
 _MAX_CONFIG_BYTES = 4 << 20
@@ -104,24 +104,28 @@ def load(name: str) -> Geometry:
     if name in embedded():
         return parse(_read(_EMBEDDED / f"{name}.json"), name)
     path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json" or path.exists():
-        return parse(
-            _read(path), path.parent.name if path.name == "config.json" else path.stem, where=str(path)
-        )
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        is_file = path.suffix == ".json" or path.exists()
+    except OSError as error:  # a name that no file system takes
+        raise UsageError(f"geometry {short(name)}: {error.strerror}") from None
+    if is_file:
+        folder = path.absolute().parent
+        return parse(_read(path), folder.name if path.name == "config.json" else path.stem, where=str(path))
     raise nearest(name, embedded(), "geometry")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise UsageError(
-                f"{path}: {path.stat().st_size} bytes is no config.json (at most {_MAX_CONFIG_BYTES})"
-            )
-        config = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a readable config.json: {error}") from None
+        with path.open("rb") as file:
+            data = file.read(_MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise UsageError(f"{path}: more than {_MAX_CONFIG_BYTES} bytes are no config.json")
+        config = msgspec.json.decode(data)
+    except (OSError, msgspec.DecodeError, RecursionError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{short(str(path), 200)}: not a readable config.json: {why}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path}: a config.json holds an object, got {type(config).__name__}")
     return config
@@ -141,10 +145,10 @@ def parse(config: dict[str, Any], name: str, where: str | None = None) -> Geomet
     if limit is not None and (
         isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6
     ):
-        raise UsageError(f"{where}: swiglu_limit is {limit!r}; a positive number was due")
+        raise UsageError(f"{where}: swiglu_limit is {short(limit)}; a positive number was due")
     model_type = text.get("model_type", "")
     if not isinstance(model_type, str):
-        raise UsageError(f"{where}: model_type is {model_type!r}; a string was due")
+        raise UsageError(f"{where}: model_type is {short(model_type)}; a string was due")
     geometry = Geometry(
         name=name,
         model_type=model_type,
@@ -153,7 +157,7 @@ def parse(config: dict[str, Any], name: str, where: str | None = None) -> Geomet
         **sizes,
         **extra,
     )
-    _consistent(geometry, where)
+    _consistent(geometry, text, where)
     return geometry
 
 
@@ -164,28 +168,26 @@ def _size(config: dict[str, Any], keys: tuple[str, ...], most: int, where: str, 
     else:
         raise UsageError(f"{where}: field {' or '.join(keys)} is missing; a whole number was due")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{where}: {key} is {value!r}; a whole number was due")
+        raise UsageError(f"{where}: {key} is {short(value)}; a whole number was due")
     if not lowest <= value <= most:
-        raise UsageError(f"{where}: {key} is {value}; {lowest} to {most} was due")
+        raise UsageError(f"{where}: {key} is {short(value)}; {lowest} to {most} was due")
     return value
 
 
-def _consistent(g: Geometry, where: str) -> None:
-    for field, value, unit in (
-        ("hidden_size", g.hidden_size, SCALE_GROUP),
-        ("the routed intermediate size", g.intermediate, SCALE_GROUP),
-    ):
-        if value % unit:
-            raise UsageError(
-                f"{where}: {field} is {value}; a multiple of {unit} (one MXFP4 scale group) was due"
-            )
+def _consistent(g: Geometry, text: dict[str, Any], where: str) -> None:
+    """`text` tells which of its names a field has in this config.json."""
+    name = {
+        field: next((key for key in keys if text.get(key) is not None), keys[0])
+        for field, (keys, _) in (_FIELDS | _OPTIONAL).items()
+    }
+    for field in ("hidden_size", "intermediate"):
+        if (value := getattr(g, field)) % SCALE_GROUP:
+            due = f"a multiple of {SCALE_GROUP} (one MXFP4 scale group) was due"
+            raise UsageError(f"{where}: {name[field]} is {value}; {due}")
     if g.top_k > g.experts:
-        raise UsageError(f"{where}: top-k is {g.top_k} of {g.experts} experts")
-    if g.attention_heads % g.kv_heads:
-        raise UsageError(
-            f"{where}: {g.attention_heads} attention heads over {g.kv_heads} KV heads do not divide"
-        )
-    if g.output_groups and g.attention_heads % g.output_groups:
-        raise UsageError(
-            f"{where}: {g.attention_heads} heads over {g.output_groups} output groups do not divide"
-        )
+        raise UsageError(f"{where}: {name['top_k']} is {g.top_k}; at most {name['experts']}, {g.experts}, was due")
+    for field in ("kv_heads", "output_groups"):
+        parts = getattr(g, field)
+        if parts and g.attention_heads % parts:
+            due = f"a divisor of {name['attention_heads']}, {g.attention_heads}, was due"
+            raise UsageError(f"{where}: {name[field]} is {parts}; {due}")
