@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.pytest_plugin import distributed, marks, options
+from conformance.pytest_plugin import marks, options
 from conformance.pytest_plugin.collecting import Collecting
 from conformance.pytest_plugin.items import PERFORMER
-from conformance.pytest_plugin.judging import Judging
-from conformance.pytest_plugin.local import Local
+
+if TYPE_CHECKING:
+    from conformance.pytest_plugin.performer import Performer
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    distributed.group_claims(config)
+    """`-n` alone would mean `--dist load`, which scatters the claims of one stack."""
+    if config.getoption("numprocesses", None) and config.option.dist == "no" and not config.option.distload:
+        config.option.dist = "loadgroup"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,19 +46,36 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = config.stash[options.ASKED] = options.Asked(config)
     collecting = Collecting(config, asked)
     config.pluginmanager.register(collecting, "conformance-collecting")
+    if not config.option.collectonly:
+        _play(config, asked, collecting)
+
+
+def _play(config: pytest.Config, asked: options.Asked, collecting: Collecting) -> None:
+    """Register what this process does beyond collecting: run claims, judge them, or both."""
     if hasattr(config, "workerinput"):
-        worker = distributed.Worker(config, asked, collecting)
-        config.stash[PERFORMER] = worker.performer
-        _join(config, worker, worker.performer)
-    elif not config.option.collectonly:
-        if asked.judging:
-            asked.run  # noqa: B018  wrong options end the session before anything is collected
-        judging = Judging(config, asked)
+        from conformance.pytest_plugin.distributed import Worker
+
+        worker = Worker(config, asked, collecting)
+        _perform(config, worker, worker.performer)
+        return
+    if asked.judging:
+        asked.run  # noqa: B018  wrong options end the session before anything is collected
+    from conformance.pytest_plugin.judging import Judging
+
+    judging = Judging(config, asked)
+    config.pluginmanager.register(judging, "conformance-judging")
+    if config.getoption("dist", "no") != "no" and config.getoption("tx", []):
+        from conformance.pytest_plugin.distributed import Controller
+
+        config.pluginmanager.register(Controller(config, judging), "conformance-controller")
+    else:
+        from conformance.pytest_plugin.local import Local
+
         local = Local(config, asked, collecting, judging)
-        config.stash[PERFORMER] = local.performer
-        _join(config, local, local.performer, judging, distributed.Controller(config, judging))
+        _perform(config, local, local.performer)
 
 
-def _join(config: pytest.Config, *parts: object) -> None:
-    for part in parts:
-        config.pluginmanager.register(part, f"conformance-{type(part).__name__.lower()}")
+def _perform(config: pytest.Config, side: object, performer: Performer) -> None:
+    config.stash[PERFORMER] = performer
+    config.pluginmanager.register(side, "conformance-side")
+    config.pluginmanager.register(performer, "conformance-performer")

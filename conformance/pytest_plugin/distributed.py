@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 _JOURNAL, _KNOWN, _LEFT_OUT = "conformance_journal", "conformance_known", "conformance_left_out"
 
 
-def group_claims(config: pytest.Config) -> None:
-    """`-n` alone means `--dist load`, which would scatter the claims of one stack."""
-    if config.getoption("numprocesses", None) and config.option.dist == "no" and not config.option.distload:
-        config.option.dist = "loadgroup"
-
-
 class Controller:
     def __init__(self, config: pytest.Config, judging: Judging):
         self._config = config

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """In xdist's controller it does nothing: that one collects and runs no item."""
-
     def __init__(self, config: pytest.Config, asked: Asked, collecting: Collecting, judging: Judging):
         self._config = config
         self._asked = asked
@@ -30,8 +28,7 @@ class Local:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         """Open the run folder before the first item; not where collection failed, since pytest then runs nothing."""
-        failed = session.testsfailed and not self._config.option.continue_on_collection_errors
-        if failed or self._config.pluginmanager.hasplugin("dsession"):
+        if session.testsfailed and not self._config.option.continue_on_collection_errors:
             return
         self._judging.begin(self._collecting.kept)
         if self._judging.record is not None:
