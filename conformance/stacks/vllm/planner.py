@@ -27,4 +27,5 @@ class VllmPlanner:
             force=request.force,
         )
         axes = fields.pop("axes", None)
-        return PlanOutcome(axes={name: Axis(*axis) for name, axis in axes.items()} if axes else None, **fields)
+        shaped = None if axes is None else {name: Axis(*axis) for name, axis in axes.items()}
+        return PlanOutcome(axes=shaped, **fields)

@@ -23,19 +23,30 @@ class Built:
 def read(config, tp, capability, rank=0):
     """Sizes of rank `rank`'s layers, of a model shortened to the layers that show every axis."""
     built = Built()
+    text = config.model_config.hf_text_config
+    indexed = bool(getattr(text, "index_n_heads", None))
     try:
-        model = _build(config, tp, capability, rank)
+        model = _shortest(config, tp, capability, rank, indexed)
     except Exception as error:  # this machine cannot build it: say so, and give no number
         built.notes.append(f"the model's layers cannot be built here: {stacks_words(error)}")
         return built
     built.notes.append(f"{stubs.NOTE}; {len(model.model.layers)} layers of rank {rank}")
-    text = config.model_config.hf_text_config
     for name, reader in _AXES.items():
         _try(built, name, built.axes, lambda reader=reader: tuple(map(int, reader(model, text))))
     for name, reader in _UNPADDED.items():
-        if name != "index_heads" or getattr(text, "index_n_heads", None):
+        if name != "index_heads" or indexed:
             _try(built, name, built.unpadded, lambda reader=reader: int(reader(model, text)))
     return built
+
+
+def _shortest(config, tp, capability, rank, indexed):
+    """The model with as few layers as show an indexer, if the configuration has one (8 layers at most)."""
+    total = config.model_config.hf_text_config.num_hidden_layers
+    for depth in range(min(2, total), min(8, total) + 1):
+        model = _build(config, tp, capability, rank, depth)
+        if not indexed or _indexers(model):
+            break
+    return model
 
 
 def _try(built, name, into, reader):
@@ -45,7 +56,7 @@ def _try(built, name, into, reader):
         built.notes.append(f"{name} cannot be read off the layers: {stacks_words(error)}")
 
 
-def _build(config, tp, capability, rank):
+def _build(config, tp, capability, rank, layers):
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.models import ModelRegistry
@@ -55,12 +66,12 @@ def _build(config, tp, capability, rank):
     name = config.kernel_config.moe_backend
     choice = oracle.choosing(oracle.candidates(name)[0]) if name in oracle.names() else contextlib.nullcontext()
     texts = {id(c): c for c in (model_config.hf_config, model_config.hf_text_config)}.values()
-    depth = [text.num_hidden_layers for text in texts]
+    totals = [text.num_hidden_layers for text in texts]
     cache_dtype, context = config.cache_config.cache_dtype, config.compilation_config.static_forward_context
     registered = dict(context)
     try:
         for text in texts:
-            text.num_hidden_layers = _depth(text)
+            text.num_hidden_layers = layers
         config.cache_config.cache_dtype = "fp8"
         with (
             set_current_vllm_config(config),
@@ -71,18 +82,11 @@ def _build(config, tp, capability, rank):
         ):
             return kind(vllm_config=config)
     finally:
-        for text, layers in zip(texts, depth, strict=True):
-            text.num_hidden_layers = layers
+        for text, total in zip(texts, totals, strict=True):
+            text.num_hidden_layers = total
         config.cache_config.cache_dtype = cache_dtype
         context.clear()
         context.update(registered)
-
-
-def _depth(text):
-    """Enough layers to see one with an indexer (compression 4), where the model has them; two otherwise."""
-    ratios = list(getattr(text, "compress_ratios", None) or ())
-    wanted = ratios.index(4) + 1 if 4 in ratios else 2
-    return min(wanted, text.num_hidden_layers)
 
 
 def _whole(rows, unit):
@@ -139,8 +143,13 @@ def _kv_heads(model, text):
     return _whole(layer.fused_wqa_wkv.weight.shape[0] - layer.q_lora_rank, layer.head_dim)
 
 
+def _indexers(model):
+    attentions = [getattr(layer, "attn", None) for layer in model.model.layers]
+    return [a.indexer for a in attentions if getattr(a, "indexer", None) is not None]
+
+
 def _index_heads(model, text):
-    indexers = [layer.attn.indexer for layer in model.model.layers if layer.attn.indexer is not None]
+    indexers = _indexers(model)
     if not indexers:
         raise Unsupported("no layer built has an indexer")
     return _whole(indexers[0].wq_b.weight.shape[0], indexers[0].head_dim)

@@ -3,12 +3,12 @@
 from . import configs, model_layers, virtual_tp
 from .problems import Refused, stacks_words
 
-#: Axes of the geometry that a rank must get a whole share of -> their names in the model's configuration.
+#: Axes that a rank must get a whole share of -> their names in the model's configuration. (Any vLLM pads the
+#: vocabulary, plan or no plan.)
 SHARED_OUT = {
     "heads": "num_attention_heads",
     "groups": "o_groups",
     "routed": "moe_intermediate_size",
-    "vocab": "vocab_size",
 }
 
 

@@ -94,7 +94,10 @@ def moe_config(config, parallel, name, experts, undivided=False):
     from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
     text = config.model_config.hf_text_config
-    width = text.moe_intermediate_size
+    width = getattr(text, "moe_intermediate_size", None)
+    if width is None:
+        kind = getattr(text, "model_type", "?")
+        raise Unsupported(f"{kind}: experts without moe_intermediate_size are not cut by the layer's loader")
     return FusedMoEConfig(
         **accepted_arguments(
             FusedMoEConfig,

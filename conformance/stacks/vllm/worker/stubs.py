@@ -8,7 +8,7 @@ from .start import module
 
 NOTE = (
     "layers built on torch's meta device with stand-ins: process groups, CUDA streams and events, the choice of the "
-    "FP8 linear kernel, FlashInfer's presence, fp8 KV cache"
+    "FP8 linear kernel, FlashInfer's presence, the sparse indexer's CUDA check, fp8 KV cache"
 )
 
 
@@ -50,6 +50,10 @@ def standing_in(tp, rank):
     for name, function in list(vars(fp8).items()) if fp8 else ():
         if name.startswith("init_") and "kernel" in name and inspect.isfunction(function):
             put(fp8, name, lambda *_, **__: SimpleNamespace())
+    indexer = module("vllm.model_executor.layers.sparse_attn_indexer")
+    for name, function in list(vars(indexer).items()) if indexer else ():
+        if name.startswith("_ensure_") and name.endswith("_supported") and inspect.isfunction(function):
+            put(indexer, name, lambda *_, **__: None)
     flashinfer = module("vllm.utils.flashinfer")
     for name, function in list(vars(flashinfer).items()) if flashinfer else ():
         if name.startswith("has_flashinfer_sparse") and callable(function):
