@@ -46,6 +46,15 @@ class UnfitShape(StackError):
     """A built parameter cannot hold what is due in it: measured, and wrong."""
 
 
+def one_line(words: object) -> str:
+    """Text of a stack on one line, escape codes and lone surrogates spelt out: it goes to terminals, JSON and XML."""
+    return printable(" ".join(str(words).split()))
+
+
+def printable(line: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
 def short(value: object, most: int = 60) -> str:
     """`repr`, cut: what a user wrote may be megabytes, and a message is one line."""
     words = repr(value)

@@ -28,9 +28,8 @@ NO_GO = frozenset({Status.FAIL, Status.CRASH})
 #: A claim with one of these stops the groups that need its group.
 BLOCKING = frozenset({Status.FAIL, Status.CRASH, Status.ERROR, Status.TIMEOUT, Status.BLOCKED})
 #: Final once measured: `--resume` keeps these and repeats the others.
-MEASURED = frozenset(
-    {Status.PASS, Status.FAIL, Status.CRASH, Status.NOT_SUPPORTED, Status.NOT_APPLICABLE, Status.WAIVED}
-)
+#: A waived claim is measured again: the waiver may be gone by then.
+MEASURED = frozenset({Status.PASS, Status.FAIL, Status.CRASH, Status.NOT_SUPPORTED, Status.NOT_APPLICABLE})
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

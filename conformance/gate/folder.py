@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import platform
 import subprocess
@@ -51,6 +52,9 @@ class RunFolder:
     def __init__(self, run: Resolved, path: Path, resume: bool):
         self.path = path
         self.known: dict[str, ClaimResult] = {}
+        earlier = path / "manifest.json"
+        if resume and not earlier.exists():
+            raise UsageError(f"--resume: {path} holds no run to go on with (no manifest.json)")
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._evidence = (path / "evidence.jsonl").open("ab")
@@ -60,14 +64,11 @@ class RunFolder:
             fcntl.flock(self._evidence, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"--run-dir {path}: another run is using it") from None
-        earlier = path / "manifest.json"
         if earlier.exists():
             if not resume:
                 raise UsageError(f"--run-dir {path} already holds a run; add --resume, or name another folder")
             self.manifest = self._reopen(run, earlier)
         else:
-            if resume:
-                raise UsageError(f"--resume: {path} holds no run to go on with (no manifest.json)")
             self.manifest = _manifest(run)
             self._save_manifest()
 
@@ -153,7 +154,9 @@ def default_path(run: Resolved) -> Path:
 
 def _settings(run: Resolved) -> dict[str, Any]:
     given: dict[str, Any] = msgspec.to_builtins(run.settings)
-    return {k: v for k, v in given.items() if k not in _SAME_RUN} | {"profile": run.profile.name}
+    model = hashlib.sha256(msgspec.json.encode(run.target.geometry.config)).hexdigest()
+    known = {"profile": run.profile.name, "geometry_sha256": model}
+    return {k: v for k, v in given.items() if k not in _SAME_RUN} | known
 
 
 def _manifest(run: Resolved) -> Manifest:
@@ -180,13 +183,13 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Commit of the clone, with `+changes` where the working tree differs; empty outside a clone."""
+    """Commit of the clone, with `+DIGEST` of what the working tree changes in it; empty outside a clone."""
     try:
         git = ["git", "-C", str(TREE)]
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        changes = subprocess.run([*git, "diff", "HEAD"], capture_output=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     if head.returncode:
         return ""
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    return head.stdout.strip() + (f"+{hashlib.sha256(changes).hexdigest()[:12]}" if changes.strip() else "")

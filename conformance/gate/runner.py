@@ -6,7 +6,10 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from conformance import errors
 from conformance.catalogue import Claim
@@ -38,7 +41,8 @@ class Runner:
         self._record = record
         self._saw_stack = saw_stack
         self._known = known or {}
-        self._stacks: dict[str, Stack | errors.StackError] = {}
+        self._stacks: dict[str, Stack | Exception] = {}
+        self._opened: list[Stack] = []
         self._contexts: dict[str, Context] = {}
 
     def run_claim(self, claim: Claim) -> ClaimResult:
@@ -65,22 +69,26 @@ class Runner:
         return result
 
     def close(self) -> None:
-        for stack in self._stacks.values():
-            if not isinstance(stack, errors.StackError):
+        for stack in self._opened:
+            with suppress(Exception):  # what a stack does at its end costs no verdict
                 stack.close()
+        self._opened.clear()
         self._stacks.clear()
 
     def stack(self, name: str) -> Stack:
-        """The open stack, its info kept. Raises the StackError of its first opening again and again."""
+        """The open stack, its info kept. Raises what its first opening raised again and again."""
         if name not in self._stacks:
             try:
                 stack = registry.open_stack(name, self.run.stack_options)
-                self._stacks[name] = stack
+                self._opened.append(stack)
                 self._saw_stack(stack.info())
-            except errors.StackError as error:
+                self._stacks[name] = stack
+            except errors.UsageError:
+                raise
+            except Exception as error:
                 self._stacks[name] = error
         known = self._stacks[name]
-        if isinstance(known, errors.StackError):
+        if isinstance(known, Exception):
             raise known
         return known
 
@@ -99,25 +107,30 @@ class Runner:
         try:
             stack = self.stack(self.run.stacks[claim.layer])
             context = self._context(stack)
-        except errors.StackError as error:
+        except (errors.UsageError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
             return *_status_of(error), None
         return evaluate(claim, stack, context)
 
 
 def evaluate(claim: Claim, stack: Stack, context: Context) -> tuple[Status, str, Evidence | None]:
-    """Run one check: (status, reason, evidence). Only a UsageError gets through."""
+    """Run one check: (status, reason, evidence). Only a UsageError and Ctrl-C get through."""
     try:
         evidence = claim.function()(stack, context)
-    except errors.UsageError:
+        if not isinstance(evidence, Evidence):
+            raise TypeError(f"{claim.check} returned {type(evidence).__name__}, no Evidence")
+        evidence.stack = stack.name
+        msgspec.json.encode(evidence)  # what cannot be written down is no evidence
+    except (errors.UsageError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # a SystemExit out of foreign code would end the gate with its own exit code
         return *_status_of(error), None
-    evidence.stack = stack.name
-    return (Status.PASS, "", evidence) if evidence.ok else (Status.FAIL, evidence.summary, evidence)
+    return (Status.PASS, "", evidence) if evidence.ok else (Status.FAIL, errors.one_line(evidence.summary), evidence)
 
 
-def _status_of(error: Exception) -> tuple[Status, str]:
-    words = " ".join(str(error).split())
+def _status_of(error: BaseException) -> tuple[Status, str]:
+    words = errors.one_line(error)
     match error:
         case errors.StackMissing():
             return Status.NOT_RUN, words
@@ -151,7 +164,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--geometry", s.geometry),
         ("--tp", s.tp),
         ("--backend", s.backend),
-        ("--policy", s.policy if s.policy != "full" else None),
+        ("--policy", s.policy if run.policy.only_required else None),
         ("--repair", s.repair or None),
         ("--force-shard", s.force_shard),
     ]

@@ -10,7 +10,7 @@ import msgspec
 import hardware_profiles
 from conformance import catalogue, geometry
 from conformance.context import Target
-from conformance.errors import UsageError, nearest
+from conformance.errors import UsageError, nearest, short
 from conformance.faults import repairs
 from conformance.gate import waivers
 from conformance.gate.waivers import Waiver
@@ -61,7 +61,7 @@ class Resolved(msgspec.Struct, frozen=True):
     target: Target
     policy: Policy
     layers: tuple[str, ...]
-    #: layer -> name of the stack that is judged in it
+    #: layer in scope -> name of the stack that is judged in it
     stacks: dict[str, str]
     stack_options: StackOptions
     #: ids required for a GO, in schedule order, before any narrowing of scope
@@ -94,7 +94,9 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     if policy is None:
         raise nearest(settings.policy, policies(), "policy")
     layers = catalogue.check_layers(_words(settings.layers)) if settings.layers else catalogue.LAYERS
-    stacks = _stacks(settings, profile)
+    if not layers:
+        raise UsageError(f"--layers {settings.layers!r} names no layer; one of {', '.join(catalogue.LAYERS)} was due")
+    stacks = {layer: name for layer, name in _stacks(settings, profile).items() if layer in layers}
     if "reference" in stacks.values() and profile.capability is not None:
         raise UsageError(
             f"the reference stack cannot be judged under the GPU profile {profile.name}: "
@@ -176,8 +178,8 @@ def _stacks(settings: Settings, profile: Profile) -> dict[str, str]:
 
 
 def _tp(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_TP:
-        raise UsageError(f"--tp is {text!r}; a whole number from 1 to {_MOST_TP} was due")
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= _MOST_TP:
+        raise UsageError(f"--tp is {short(text)}; a whole number from 1 to {_MOST_TP} was due")
     return int(text)
 
 

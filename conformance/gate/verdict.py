@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from conformance import catalogue
 from conformance.gate.settings import Resolved
 from conformance.result import NO_GO, ClaimResult, Status
 
@@ -41,24 +42,31 @@ class Verdict(msgspec.Struct):
     policy: str
     emulate: str | None
     repaired: list[str]
+    forced: bool
     claims: list[ClaimResult]
     counts: dict[str, int]
+    #: Layers that were judged on our own stack: no statement about a machine.
+    reference_layers: list[str]
 
     @property
     def full_go(self) -> bool:
-        """May a launch follow? Only a plain GO of a real stack over a full scope, with nothing repaired."""
-        return self.verdict is Word.GO and self.scope == "full" and not self.repaired and self.subject != "reference"
+        """May a launch follow? Only a plain GO of real stacks over a full scope, nothing repaired, nothing forced."""
+        real = not self.reference_layers
+        return self.verdict is Word.GO and self.scope == "full" and real and not self.repaired and not self.forced
 
 
 def judge(run: Resolved, results: Sequence[ClaimResult], selection: str = "") -> Verdict:
     """`selection` names a pytest selection that made the scope partial. Required claims without a result count
     as not run; so does a scope in which nothing is required and nothing passed."""
+    if not selection:
+        results = [*results, *_missing(run, results)]
     word = _word(results)
     layers = ", ".join(run.layers) if run.settings.layers else ""
     scope = "; ".join(part for part in (layers, selection) if part) or "full"
     subject = "reference" if set(run.stacks.values()) == {"reference"} else run.stack_words
+    on_reference = [layer for layer, name in run.stacks.items() if name == "reference"]
     qualifiers = [
-        _REFERENCE if subject == "reference" else "",
+        _reference_words(on_reference, subject),
         f"emulating {run.settings.emulate}" if run.settings.emulate else "",
         f"policy: {run.settings.policy}" if run.settings.policy != "full" else "",
         f"scope: {scope}" if scope != "full" else "",
@@ -79,9 +87,28 @@ def judge(run: Resolved, results: Sequence[ClaimResult], selection: str = "") ->
         policy=run.settings.policy,
         emulate=run.settings.emulate,
         repaired=list(run.repairs),
+        forced=run.settings.force_shard,
+        reference_layers=on_reference,
         claims=list(results),
         counts=dict(Counter(str(r.status) for r in results)),
     )
+
+
+def _reference_words(layers: list[str], subject: str) -> str:
+    if subject == "reference":
+        return _REFERENCE
+    return f"{', '.join(layers)} on the {_REFERENCE}" if layers else ""
+
+
+def _missing(run: Resolved, results: Sequence[ClaimResult]) -> list[ClaimResult]:
+    """Required claims of the scope that were never reached."""
+    there = {result.id for result in results}
+    claims = [catalogue.get(name) for name in run.required if name not in there]
+    return [
+        ClaimResult(c.id, c.layer, c.group, Status.NOT_RUN, True, "the run did not reach it")
+        for c in claims
+        if c.layer in run.layers
+    ]
 
 
 def _word(results: Sequence[ClaimResult]) -> Word:
