@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 import typer
 
 from conformance import __version__
 from conformance.cli import gate, inspect, map, selftest
-from conformance.errors import UsageError
+from conformance.errors import UsageError, one_line
 
 #: Base of every complaint about arguments; newer typer brings its own click along.
 _CallError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -37,7 +38,8 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def main() -> None:
-    """Entry point: wrong calls end with one line and exit code 2, never with a traceback."""
+    """Entry point: wrong calls end with one line and exit code 2. Whatever else goes wrong proves nothing about a
+    stack: it ends with 3, never with Python's own 1, which would read as NO-GO."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # copies and comparisons gain nothing from more
     try:
         sys.exit(typer.main.get_command(app).main(standalone_mode=False) or 0)
@@ -49,4 +51,9 @@ def main() -> None:
         print("conformance: interrupted; --resume goes on with the run", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.exit(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(3)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"conformance: the harness itself failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        sys.exit(3)

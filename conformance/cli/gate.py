@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def gate(
 
     if resume and not run_dir:
         raise UsageError("--resume needs --run-dir: which run shall go on?")
+    options.check_json(json)
+    launch = _command(then)
     settings = Settings(
         profile=profile,
         emulate=emulate,
@@ -76,9 +79,22 @@ def gate(
     terminal.closing(verdict, path)
     options.write_json(json, verdict)
     code = EXIT[verdict.verdict]
-    if then is not None:
+    if launch:
         if not verdict.full_go:
             terminal.say(f"not launched: {verdict.headline} is no full GO of a real stack")
             raise typer.Exit(code or 3)
-        code = subprocess.run(shlex.split(then), check=False).returncode
+        code = subprocess.run(launch, check=False).returncode
     raise typer.Exit(code)
+
+
+def _command(then: str | None) -> list[str]:
+    """The words of `--then`. Raises UsageError before the run, where afterwards nothing could be launched."""
+    if then is None:
+        return []
+    try:
+        words = shlex.split(then)
+    except ValueError as error:
+        raise UsageError(f"--then {then}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UsageError(f"--then {then!r} names no command that can be run here")
+    return words

@@ -70,6 +70,7 @@ def doctor(
     """What this machine has: GPU, stacks, tools. Exit code 0 if the cpu profile can run here, 3 otherwise."""
     from conformance import machine
 
+    options.check_json(json)
     findings = machine.examine(vllm_python, vllm_source)
     for f in findings if str(json) != "-" else []:
         typer.echo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,15 @@ Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam 
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]
+
+
+def check_json(target: Path | None) -> None:
+    """Raises UsageError where `write_json` could not write, before a long run instead of after it."""
+    if target is None or str(target) == "-":
+        return
+    folder = target.absolute().parent
+    if target.is_dir() or not folder.is_dir() or not os.access(target if target.exists() else folder, os.W_OK):
+        raise UsageError(f"--json {target}: not writable: a file in a folder that exists was due")
 
 
 def write_json(target: Path | None, value: object) -> None:

@@ -26,6 +26,7 @@ def selftest(
     from conformance.report.matrix import print_matrix
     from conformance.stacks.protocols import StackOptions
 
+    options.check_json(json)
     report = engine.run(stack, StackOptions(python=vllm_python, source=vllm_source), fault or [], backend)
     print_matrix(report, to_stderr=str(json) == "-")
     options.write_json(json, report)
