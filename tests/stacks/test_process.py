@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +57,9 @@ CALLS = {f.__name__: f for f in (echo, fail, refuse, kill, leave, sleep, unsenda
 """
 
 
-def spec(folder: Path, **changes: object) -> WorkerSpec:
-    fields = {"name": "toy", "python": sys.executable, "modules": {"api": API}, "entry": "api"}
-    return WorkerSpec(**(fields | {"work_dir": str(folder), "call_timeout": 20.0} | changes))  # type: ignore[arg-type]
+def spec(folder: Path, **changes: Any) -> WorkerSpec:
+    fields: dict[str, Any] = {"name": "toy", "python": sys.executable, "modules": {"api": API}, "entry": "api"}
+    return WorkerSpec(**(fields | {"work_dir": str(folder), "call_timeout": 20.0} | changes))
 
 
 @pytest.fixture
@@ -166,6 +167,15 @@ def test_a_crash_takes_children_along(worker: Worker) -> None:
     assert gone(pids)
 
 
+def test_a_worker_dies_with_its_launcher(worker: Worker) -> None:
+    pid = worker.pid
+    os.kill(int((worker.folder / "launcher.pid").read_text()), signal.SIGKILL)
+    assert gone([pid])
+    with pytest.raises(errors.StackCrashed, match="died in echo: with its launcher, which was killed"):
+        worker.call("echo", value=1)
+    assert worker.call("echo", value=1) == 1
+
+
 HARNESS = """
 import sys, time
 sys.path.insert(0, {root!r})
@@ -177,7 +187,7 @@ time.sleep(1000)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, number: int) -> None:
+def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     code = HARNESS.format(root=str(ROOT), api=API, folder=str(tmp_path))
     harness = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert harness.stdout is not None

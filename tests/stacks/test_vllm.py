@@ -75,7 +75,7 @@ def plan(stack: VllmStack, tp: int, capability: tuple[int, int] | None = (12, 0)
 
 
 def experts(stack: VllmStack, tp: int, rank: int, backend: str = "flashinfer_cutlass", **changes: Any) -> VllmExperts:
-    fields = {"experts": 2, "capability": (12, 0), "attention": VETTED["attention"]}
+    fields: dict[str, Any] = {"experts": 2, "capability": (12, 0), "attention": VETTED["attention"]}
     return stack.loader().open_experts(ExpertsRequest(FLASH, tp, rank, backend, **(fields | changes)))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from conformance import geometry
 from conformance.errors import StackMissing, UsageError
-from conformance.stacks.protocols import PlanRequest, StackOptions
+from conformance.stacks.protocols import ExpertsRequest, PlanRequest, StackOptions
 from conformance.stacks.vllm import open_stack
 
 without_vllm = pytest.mark.skipif(
@@ -71,7 +71,5 @@ def _request() -> PlanRequest:
     return PlanRequest(geometry.load("deepseek-v4-flash"), 3, (12, 0), None, "flashinfer_cutlass")
 
 
-def _experts():  # type: ignore[no-untyped-def]
-    from conformance.stacks.protocols import ExpertsRequest
-
+def _experts() -> ExpertsRequest:
     return ExpertsRequest(geometry.load("deepseek-v4-flash"), 3, 0, "flashinfer_cutlass", 1, (12, 0))

@@ -144,8 +144,8 @@ def _kv_heads(model, text):
 
 
 def _indexers(model):
-    attentions = [getattr(layer, "attn", None) for layer in model.model.layers]
-    return [a.indexer for a in attentions if getattr(a, "indexer", None) is not None]
+    indexers = [getattr(getattr(layer, "attn", None), "indexer", None) for layer in model.model.layers]
+    return [indexer for indexer in indexers if indexer is not None]
 
 
 def _index_heads(model, text):
