@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +23,6 @@ def passes(stack: Any, context: Any) -> Evidence:
 def fails(stack: Any, context: Any) -> Evidence:
     finding = Finding("byte 352 of rank 0", "zero", "checkpoint byte 352", "the tail is not zero", rank=0, expert=0)
     return Evidence(ok=False, summary="wrong", expected=1, measured=2, findings=[finding], notes=["a note"])
-
-
-#: What the check `tests.gate.fakes:acts` does, by claim id; tests set it.
-ACTIONS: dict[str, Callable[[Any, Any], Any]] = {}
 
 
 def claim(name: str, check: str = "passes", group: str = "", needs_geometry: Iterable[str] = ()) -> Claim:

@@ -1,0 +1,126 @@
+"""What is required comes from the must-pass lists, never from what happens to run."""
+
+from __future__ import annotations
+
+import pytest
+
+import hardware_profiles
+from conformance import catalogue
+from conformance.errors import UsageError
+from conformance.gate import schedule
+from conformance.gate.settings import Settings, resolve
+from conformance.stacks import registry
+from hardware_profiles import MustPass
+from tests.gate.fakes import FakeStack, claim, install, resolved
+
+ALL = list(catalogue.claims())
+LOADER = [name for name in ALL if name.startswith("loader.")]
+PLAN = [name for name in ALL if name.startswith("plan.")]
+GPUS = ("sm90", "sm100", "sm103", "sm120", "sm121")
+
+
+@pytest.fixture(autouse=True)
+def _stacks(monkeypatch):
+    known = {name: registry._known()["reference"] for name in ("reference", "vllm")}
+    monkeypatch.setattr(registry, "_known", lambda: known)
+
+
+def _required(**settings) -> list[str]:
+    return list(resolve(Settings(geometry="deepseek-v4-tiny", **settings)).required)
+
+
+def test_the_harness_on_its_own_stack_is_asked_what_that_can_do():
+    assert _required(profile="cpu") == _required(emulate="sm120") == PLAN + LOADER
+
+
+@pytest.mark.parametrize("stack", ["vllm", "vllm,plan=reference"])
+def test_a_real_stack_on_a_cpu_is_asked_for_everything(stack):
+    """So no CPU alone ever lets one go live."""
+    assert _required(profile="cpu", stack=stack) == ALL
+
+
+@pytest.mark.parametrize("profile", GPUS)
+def test_a_gpu_is_asked_for_every_layer(profile):
+    assert _required(profile=profile) == ALL
+    assert {name.split(".")[0] for name in ALL} == set(catalogue.LAYERS)
+
+
+@pytest.mark.parametrize("profile", ["cpu", *GPUS])
+def test_the_audit_asks_for_offsets_and_a_moe_test(profile):
+    required = _required(profile=profile, policy="audit")
+    assert required == [*LOADER, "moe.tp3.reference"]
+
+
+@pytest.mark.parametrize("profile", GPUS)
+def test_release_asks_what_full_does(profile):
+    assert _required(profile=profile, policy="release") == _required(profile=profile)
+
+
+def test_layers_narrow_the_scope_and_not_what_is_required():
+    assert _required(profile="cpu", layers="plan") == PLAN + LOADER
+    run = resolve(Settings(geometry="deepseek-v4-tiny", profile="cpu", layers="plan"))
+    assert [c.id for c in schedule.planned(run)] == PLAN
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(monkeypatch):
+    lists = (MustPass("full", "*", "*", (), ("plan.*", "laoder.*")),)
+    broken = hardware_profiles.load("cpu")._replace(must_pass=lists)
+    monkeypatch.setattr(hardware_profiles, "load", lambda name: broken)
+    with pytest.raises(UsageError, match=r"hardware_profiles/cpu.toml: .*'laoder\.\*' matches no claim"):
+        _required(profile="cpu")
+
+
+@pytest.mark.parametrize("profile", ["cpu", *GPUS])
+def test_every_list_that_ships_matches_something(profile):
+    for entry in hardware_profiles.load(profile).must_pass:
+        assert catalogue.matching(entry.claims)
+
+
+def test_without_a_list_everything_is_required(monkeypatch):
+    lists = (MustPass("full", "*", "gpt-oss-120b", (3,), ("plan.*",)),)
+    broken = hardware_profiles.load("cpu")._replace(must_pass=lists)
+    monkeypatch.setattr(hardware_profiles, "load", lambda name: broken)
+    assert _required(profile="cpu") == ALL
+
+
+@pytest.mark.parametrize(
+    ("entry", "applies"),
+    [
+        (MustPass("full", "*", "*", (), ()), True),
+        (MustPass("audit", "*", "*", (), ()), False),
+        (MustPass("full", "vllm", "*", (), ()), True),
+        (MustPass("full", "reference", "*", (), ()), False),
+        (MustPass("full", "*", "deepseek-v4-flash", (), ()), True),
+        (MustPass("full", "*", "deepseek-v4-pro", (), ()), False),
+        (MustPass("full", "*", "*", (2, 3), ()), True),
+        (MustPass("full", "*", "*", (4,), ()), False),
+    ],
+)
+def test_which_list_applies(entry, applies):
+    assert entry.applies("full", "vllm", "deepseek-v4-flash", 3) is applies
+
+
+def test_the_first_list_that_applies_counts():
+    lists = (MustPass("full", "*", "*", (4,), ("a",)), MustPass("full", "*", "*", (), ("b",)))
+    profile = hardware_profiles.load("cpu")._replace(must_pass=lists)
+    assert profile.required("full", "vllm", "m", 4) == ("a",)
+    assert profile.required("full", "vllm", "m", 3) == ("b",)
+    assert profile.required("audit", "vllm", "m", 3) is None
+
+
+def test_claims_without_a_check_run_only_where_they_are_required(monkeypatch):
+    install(monkeypatch, [claim("plan.a"), claim("loader.b"), claim("moe.c", check=""), claim("moe.d")])
+    monkeypatch.setattr(registry, "_known", lambda: {"reference": FakeStack(), "fake": FakeStack()})
+    assert [c.id for c in schedule.planned(resolved(stack="reference"))] == ["plan.a", "loader.b", "moe.d"]
+    assert [c.id for c in schedule.planned(resolved(stack="fake"))] == ["plan.a", "loader.b", "moe.c", "moe.d"]
+
+
+def test_the_audit_runs_its_own_claims_only(monkeypatch):
+    install(monkeypatch, [claim("plan.a"), claim("loader.b"), claim("moe.tp3.reference", check=""), claim("moe.d")])
+    assert [c.id for c in schedule.planned(resolved(policy="audit"))] == ["loader.b", "moe.tp3.reference"]
+
+
+def test_a_selection_chooses_among_the_planned(monkeypatch):
+    install(monkeypatch, [claim("plan.a"), claim("loader.b")])
+    assert [c.id for c in schedule.planned(resolved(), {"loader.b", "moe.unknown"})] == ["loader.b"]
+    assert schedule.planned(resolved(), set()) == []
