@@ -31,6 +31,8 @@ def load(path: str | None) -> dict[str, Waiver]:
         written = msgspec.convert(data.get("waiver", []), list[Waiver])
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise UsageError(f"--waivers {path}: {error}") from None
+    if unknown := sorted(set(data) - {"waiver"}):
+        raise UsageError(f"--waivers {path}: unknown table {unknown[0]!r}; [[waiver]] was due")
     found: dict[str, Waiver] = {}
     for waiver in written:
         catalogue.get(waiver.claim)
