@@ -62,7 +62,7 @@ class Controller:
             raise pytest.UsageError(
                 f"--dist {self._config.option.dist} scatters the claims of one stack: use --dist loadgroup with -n"
             )
-        self._judging.begin(kept)
+        self._judging.selected(kept)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -35,9 +35,17 @@ class Judging:
         self._kept: Collection[str] = ()
         self._claims_failed = 0
 
-    def begin(self, kept: Collection[str] = ()) -> None:
-        """Open the run folder, if a verdict is due. `kept` are the claims selected, once they are known."""
-        self._kept = kept or self._kept
+    def selected(self, kept: Collection[str]) -> None:
+        """Collection is over, and these claims will run. Raises pytest.UsageError if a policy refuses a selection."""
+        self._kept = kept
+        self.begin()
+        if self.record is not None:
+            from conformance.pytest_plugin import scope
+
+            scope.refuse_selection(self._asked, kept)
+
+    def begin(self) -> None:
+        """Open the run folder, if a verdict is due. Raises pytest.UsageError for one that cannot be used."""
         if self.record is None and (self._kept or self._asked.judging):
             from conformance.pytest_plugin.record import Record
 

@@ -30,7 +30,7 @@ class Local:
         """Open the run folder before the first item; not where collection failed, since pytest then runs nothing."""
         if session.testsfailed and not self._config.option.continue_on_collection_errors:
             return
-        self._judging.begin(self._collecting.kept)
+        self._judging.selected(self._collecting.kept)
         if self._judging.record is not None:
             self._judging.left_out = self._collecting.left_out()
 

@@ -1,0 +1,171 @@
+"""What a verdict is about: all that the must-pass list asks for, or what the caller chose; never what was collected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pytest_plugin.conftest import SUITES, Session
+
+pytest_plugins = ["pytester"]
+
+_PLAN_ONLY = ("--stack", "planner")  # proves plan.*, and supports nothing else
+
+
+@pytest.mark.parametrize(
+    ("selection", "chosen"),
+    [
+        (["-k", "axes.heads or axes.vocab"], ["plan.axes.heads", "plan.axes.vocab"]),
+        (["-m", "plan and not loader", "--deselect", "suites/plan/test_axes.py"], ["plan.accepted"]),
+        (["-m", 'claim(id="plan.axes.shared")'], ["plan.axes.shared"]),
+        (["--ignore", f"{SUITES}/loader", "--deselect", "suites/plan/test_axes.py"], ["plan.accepted"]),
+    ],
+)
+def test_selection_is_judged_alone(session: Session, selection: list[str], chosen: list[str]) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, *selection)
+    assert outcome.code == 0, outcome.text
+    assert list(outcome.statuses) == chosen
+    noun = "claim" if len(chosen) == 1 else "claims"
+    assert outcome.verdict["scope"] == f"{len(chosen)} chosen {noun}"
+    assert f"GO (scope: {len(chosen)} chosen {noun})" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        (["suites/plan/test_axes.py::heads"], ["plan.axes.heads"]),
+        (["suites/plan/test_axes.py::vocab", "suites/plan/test_accepted.py"], ["plan.accepted", "plan.axes.vocab"]),
+    ],
+)
+def test_paths_and_node_ids_are_a_selection(
+    session: Session, monkeypatch: pytest.MonkeyPatch, arguments: list[str], chosen: list[str]
+) -> None:
+    outcome = session(*(f"{Path(SUITES).parent}/{argument}" for argument in arguments), *_PLAN_ONLY)
+    assert outcome.code == 0, outcome.text
+    assert list(outcome.statuses) == chosen
+    assert "chosen claim" in outcome.verdict["scope"]
+
+
+def test_layers_name_the_scope(session: Session) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, "--layers", "plan")
+    assert outcome.code == 0, outcome.text
+    assert outcome.verdict["scope"] == "plan"
+    assert {claim.split(".")[0] for claim in outcome.statuses} == {"plan"}
+    assert "17 deselected" in outcome.text
+
+
+def test_layers_without_checks_are_still_due(session: Session) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, "--layers", "plan,moe")
+    assert outcome.code == 6, outcome.text
+    assert outcome.statuses["moe.tp3.reference"] == "not-run"
+    assert "required and not proved: moe.tp3.reference" in outcome.text
+
+
+def test_full_scope_holds_claims_that_have_no_check(session: Session) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY)
+    assert outcome.code == 6, outcome.text
+    assert outcome.verdict["scope"] == "full"
+    assert outcome.statuses["plan.axes.heads"] == "pass"
+    assert outcome.statuses["loader.w2.offsets"] == "not-supported"
+    assert outcome.statuses["e2e.parity"] == "not-run"
+
+
+def test_all_folders_by_name_are_no_selection(session: Session) -> None:
+    assert session(f"{SUITES}/loader", f"{SUITES}/plan", *_PLAN_ONLY).verdict["scope"] == "full"
+
+
+def test_policy_runs_its_own_claims_and_is_a_full_scope(session: Session) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, "--policy", "audit")
+    assert outcome.code == 6, outcome.text
+    assert outcome.verdict["headline"] == "INCOMPLETE (policy: audit)"
+    assert {claim.split(".")[0] for claim in outcome.statuses} == {"loader", "moe"}
+
+
+@pytest.mark.parametrize("selection", [["-k", "heads"], ["--deselect", "suites/plan/test_axes.py"]])
+def test_release_policy_refuses_a_selection(session: Session, selection: list[str]) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, "--policy", "release", *selection)
+    assert outcome.code == pytest.ExitCode.USAGE_ERROR
+    assert "policy release refuses a selection" in outcome.text
+
+
+@pytest.mark.parametrize("selection", [["-k", "nosuch"], ["-m", "sm120", "-k", "nosuch"]])
+@pytest.mark.parametrize("allowed", [[], ["--allow-incomplete"]])
+def test_empty_selection_is_never_a_pass(session: Session, selection: list[str], allowed: list[str]) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, *selection, *allowed)
+    assert outcome.code == 6, outcome.text
+    assert "scope: 0 chosen claims" in outcome.text
+
+
+def test_profile_mark_with_nothing_to_run_is_incomplete(session: Session, pytester: pytest.Pytester) -> None:
+    own = pytester.makepyfile("def test_own(): pass")
+    outcome = session(str(own), "-p", "conformance.pytest_plugin", "-m", "sm120", keep=False)
+    assert outcome.code == 6, outcome.text
+    assert "INCOMPLETE" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("plugin", "status"),
+    [
+        ("def pytest_collection_modifyitems(items): items[:] = [i for i in items if i.name != 'heads']", "not-run"),
+        (
+            """
+            import pytest
+            def pytest_collection_modifyitems(items):
+                [i.add_marker(pytest.mark.skip(reason="not today")) for i in items if i.name == "heads"]
+            """,
+            "not-run",
+        ),
+        (
+            """
+            def pytest_runtest_setup(item):
+                assert item.name != "heads", "no luck"
+            """,
+            "error",
+        ),
+    ],
+)
+def test_what_others_keep_from_running_is_not_proved(
+    session: Session, pytester: pytest.Pytester, plugin: str, status: str
+) -> None:
+    """Dropped unsaid, skipped, or broken by another plugin: still due, and said to be missing."""
+    pytester.makepyfile(interferes=plugin)
+    pytester.syspathinsert()
+    outcome = session(SUITES, *_PLAN_ONLY, "--layers", "plan", "-p", "interferes")
+    assert outcome.code == 6, outcome.text
+    assert outcome.verdict["scope"] == "plan"
+    assert outcome.statuses["plan.axes.heads"] == status
+    assert outcome.statuses["plan.axes.vocab"] == "pass"
+
+
+def test_expected_failure_is_a_failure(session: Session, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        interferes="""
+        import pytest
+        def pytest_collection_modifyitems(items):
+            [i.add_marker(pytest.mark.xfail) for i in items]
+        """
+    )
+    pytester.syspathinsert()
+    outcome = session(SUITES, "--stack", "wrong", "--layers", "plan", "-p", "interferes")
+    assert outcome.code == 1, outcome.text
+    assert outcome.statuses["plan.axes.heads"] == "fail"
+
+
+def test_suite_that_cannot_be_imported_leaves_its_claims_due(session: Session, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        interferes="""
+        def pytest_pycollect_makemodule(module_path):
+            if module_path.name == "test_axes.py":
+                raise ImportError("broken suite")
+        """
+    )
+    pytester.syspathinsert()
+    call = (SUITES, *_PLAN_ONLY, "--layers", "plan", "-p", "interferes")
+    stopped = session(*call)
+    assert stopped.code == pytest.ExitCode.INTERRUPTED
+    assert not stopped.folder.exists()
+    went_on = session(*call, "--continue-on-collection-errors")
+    assert went_on.code == 1, went_on.text
+    assert went_on.verdict["headline"] == "INCOMPLETE (scope: plan)"
+    assert went_on.statuses["plan.axes.heads"] == "not-run"
