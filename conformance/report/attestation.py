@@ -1,7 +1,8 @@
 """An in-toto Statement with the test-result predicate, over the run's evidence.
 
 Sources: in-toto Attestation Framework v1 (statement) and predicate type `https://in-toto.io/attestation/test-result/v0.1`.
-PASSED only for a plain GO, WARNED for waivers, FAILED for everything else, INCOMPLETE included.
+PASSED only for what may be launched: a plain GO of real stacks over a full scope. WARNED for a GO with waivers, over a
+part, with a repair, by force, or of the reference stack. FAILED for everything else, INCOMPLETE included.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from conformance.result import NO_GO, Status
 if TYPE_CHECKING:
     from conformance.gate.folder import RunFolder
 
-_RESULT = {Word.GO: "PASSED", Word.WAIVED: "WARNED", Word.NO_GO: "FAILED", Word.INCOMPLETE: "FAILED"}
+_RESULT = {Word.GO: "WARNED", Word.WAIVED: "WARNED", Word.NO_GO: "FAILED", Word.INCOMPLETE: "FAILED"}
 
 
 def render(folder: RunFolder, verdict: Verdict) -> bytes:
@@ -32,7 +33,7 @@ def render(folder: RunFolder, verdict: Verdict) -> bytes:
         "subject": subjects,
         "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
         "predicate": {
-            "result": _RESULT[verdict.verdict],
+            "result": "PASSED" if verdict.full_go else _RESULT[verdict.verdict],
             "configuration": [
                 {"name": "manifest.json", "digest": {"sha256": _digest(folder.path / "manifest.json")}},
                 {"name": verdict.headline},

@@ -1,4 +1,8 @@
-"""JUnit XML: one test case a claim. Nothing that is not a pass looks like one."""
+"""JUnit XML: one test case a claim. Nothing that is not a pass looks like one.
+
+A CI server takes a skip for good news, so a required claim that was not proved is an error, and only what is not
+required, does not apply or is waived is a skip.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import io
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from conformance.errors import printable
 from conformance.gate.verdict import Verdict
 from conformance.result import ClaimResult, Status
 
@@ -14,16 +19,12 @@ _KIND = {
     Status.CRASH: Error,
     Status.ERROR: Error,
     Status.TIMEOUT: Error,
-    Status.BLOCKED: Skipped,
-    Status.NOT_RUN: Skipped,
-    Status.NOT_SUPPORTED: Skipped,
-    Status.NOT_APPLICABLE: Skipped,
-    Status.WAIVED: Skipped,
 }
+_SKIPPED = (Status.NOT_APPLICABLE, Status.WAIVED)
 
 
 def render(verdict: Verdict) -> bytes:
-    suites = JUnitXml(f"conformance: {verdict.headline}")
+    suites = JUnitXml(printable(f"conformance: {verdict.headline}"))
     for layer in dict.fromkeys(result.layer for result in verdict.claims):
         suite = TestSuite(layer)
         for result in verdict.claims:
@@ -38,9 +39,12 @@ def render(verdict: Verdict) -> bytes:
 
 def _case(result: ClaimResult) -> TestCase:
     case = TestCase(result.id, classname=f"conformance.{result.layer}", time=result.seconds)
-    if kind := _KIND.get(result.status):
-        entry = kind(message=f"{result.status}: {result.reason}", type_=str(result.status))
+    if result.status is not Status.PASS:
+        unproved = Error if result.required and result.status not in _SKIPPED else Skipped
+        kind = _KIND.get(result.status, unproved)
+        entry = kind(message=printable(f"{result.status}: {result.reason}"), type_=str(result.status))
         findings = result.evidence.findings if result.evidence else []
-        entry.text = "\n".join([f"{f.where}: {f.got}; {f.expected} was due" for f in findings] + [result.repeat])
+        lines = [f"{f.where}: {f.got}; {f.expected} was due" for f in findings] + [result.repeat]
+        entry.text = "\n".join(map(printable, lines))
         case.result = [entry]
     return case
