@@ -3,7 +3,7 @@
 import contextlib
 import typing
 
-from . import virtual_tp
+from . import oracle, virtual_tp
 from .fake_platform import pretend
 from .problems import Refused, Unsupported, raised_in, stacks_words, unknown
 
@@ -38,12 +38,23 @@ def attention_backends():
     return sorted(AttentionBackendEnum.__members__)
 
 
+def asked_as(moe):
+    """What `--moe-backend` is given for a backend. Some that the oracle knows (`cpu`) it picks by itself only: `auto`.
+
+    Raises Unsupported for a name that neither the configuration nor the oracle has.
+    """
+    if moe in moe_backends():
+        return moe
+    if moe in oracle.names():
+        return "auto"
+    raise unknown("MoE backend", moe, sorted({*moe_backends(), *oracle.names()}))
+
+
 def _named_backends(moe, attention):
     """KernelConfig and AttentionConfig. Raises Unsupported for a name that this version does not have."""
     from vllm.config import AttentionConfig, KernelConfig
 
-    if moe not in moe_backends():
-        raise unknown("MoE backend", moe, moe_backends())
+    moe = asked_as(moe)
     if attention is not None and attention.upper() not in attention_backends():
         raise unknown("attention backend", attention, attention_backends())
     return KernelConfig(moe_backend=moe), AttentionConfig(backend=attention)

@@ -20,13 +20,13 @@ class Built:
         self.notes = []
 
 
-def read(config, tp, capability, rank=0):
+def read(config, tp, capability, moe, rank=0):
     """Sizes of rank `rank`'s layers, of a model shortened to the layers that show every axis."""
     built = Built()
     text = config.model_config.hf_text_config
     indexed = bool(getattr(text, "index_n_heads", None))
     try:
-        model = _shortest(config, tp, capability, rank, indexed)
+        model = _shortest(config, tp, capability, moe, rank, indexed)
     except Exception as error:  # this machine cannot build it: say so, and give no number
         built.notes.append(f"the model's layers cannot be built here: {stacks_words(error)}")
         return built
@@ -39,11 +39,11 @@ def read(config, tp, capability, rank=0):
     return built
 
 
-def _shortest(config, tp, capability, rank, indexed):
+def _shortest(config, tp, capability, moe, rank, indexed):
     """The model with as few layers as show an indexer, if the configuration has one (8 layers at most)."""
     total = config.model_config.hf_text_config.num_hidden_layers
     for depth in range(min(2, total), min(8, total) + 1):
-        model = _build(config, tp, capability, rank, depth)
+        model = _build(config, tp, capability, moe, rank, depth)
         if not indexed or _indexers(model):
             break
     return model
@@ -56,15 +56,16 @@ def _try(built, name, into, reader):
         built.notes.append(f"{name} cannot be read off the layers: {stacks_words(error)}")
 
 
-def _build(config, tp, capability, rank, layers):
+def _build(config, tp, capability, moe, rank, layers):
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.models import ModelRegistry
 
     model_config = config.model_config
     kind, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config=model_config)
-    name = config.kernel_config.moe_backend
-    choice = oracle.choosing(oracle.candidates(name)[0]) if name in oracle.names() else contextlib.nullcontext()
+    if capability is None:
+        kind = _without_cuda(kind)
+    choice = oracle.choosing(oracle.candidates(moe)[0]) if moe in oracle.names() else contextlib.nullcontext()
     texts = {id(c): c for c in (model_config.hf_config, model_config.hf_text_config)}.values()
     totals = [text.num_hidden_layers for text in texts]
     cache_dtype, context = config.cache_config.cache_dtype, config.compilation_config.static_forward_context
@@ -87,6 +88,17 @@ def _build(config, tp, capability, rank, layers):
         config.cache_config.cache_dtype = cache_dtype
         context.clear()
         context.update(registered)
+
+
+def _without_cuda(kind):
+    """The same model's class for CPUs, where this version has one: the default one asks for a CUDA capability."""
+    import importlib
+
+    parts = kind.__module__.rsplit(".", 2)
+    try:
+        return getattr(importlib.import_module(f"{parts[0]}.cpu.{parts[2]}"), kind.__name__)
+    except (ImportError, AttributeError):
+        return kind
 
 
 def _whole(rows, unit):

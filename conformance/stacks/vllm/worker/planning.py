@@ -17,6 +17,8 @@ def plan(folder, tp, capability, attention, moe, force):
     model = configs.model_config(folder)
     before = sizes(model)
     message, config, notes = "", None, []
+    if configs.asked_as(moe) != moe:
+        notes.append(f"vLLM's configuration has no name for MoE backend {moe}: it was asked for 'auto'")
     try:
         config = configs.vllm_config(model, tp, capability, moe, attention)
         unshared = [n for n, size in before.items() if size % tp]
@@ -30,12 +32,12 @@ def plan(folder, tp, capability, attention, moe, force):
 
     answer = {"outcome": outcome, "message": message, "forced": False, "notes": notes}
     if outcome == "accepted":
-        return answer | _axes(config, tp, capability, notes)
+        return answer | _axes(config, tp, capability, moe, notes)
     if force:
         config, how = _force(folder, tp, capability, attention, moe)
         if config is None:
             return answer | {"notes": [*notes, how]}
-        return answer | _axes(config, tp, capability, [*notes, how]) | {"forced": True}
+        return answer | _axes(config, tp, capability, moe, [*notes, how]) | {"forced": True}
     return answer
 
 
@@ -82,10 +84,10 @@ def _force(folder, tp, capability, attention, moe):
     return None, f"no plan can be forced: {last}"
 
 
-def _axes(config, tp, capability, notes):
+def _axes(config, tp, capability, moe, notes):
     """Axes from the plan if there is one, else from the layers that vLLM builds; the layers are read in any case."""
     notes = list(notes)
-    built = model_layers.read(config, tp, capability)
+    built = model_layers.read(config, tp, capability, moe)
     notes += built.notes
     stated = virtual_tp.plan_of(config.model_config)
     if stated is None:
