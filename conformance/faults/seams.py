@@ -13,6 +13,7 @@ from conformance.stacks.protocols import (
     ExpertsInfo,
     ExpertsLayer,
     ExpertsRequest,
+    ParameterInfo,
     PlanBuilder,
     PlanOutcome,
     PlanRequest,
@@ -86,14 +87,16 @@ class Load(NamedTuple):
 
 
 class LoaderFault(NamedTuple):
-    """Each hook may be None. `rank` and `target` misdirect a call, `after` changes what it left behind."""
+    """Each hook may be None. `rank` and `target` misdirect a call, `after` changes what it left behind.
+
+    `wider`: elements by which every parameter seems to be built too wide, filled with zeros.
+    """
 
     rank: Callable[[ExpertsRequest], int] | None = None
-    target: Callable[[ExpertsRequest, str, int], tuple[str, int]] | None = (
-        None  # (shard, expert) -> the same, wrong
-    )
+    target: Callable[[ExpertsRequest, str, int], tuple[str, int]] | None = None  # (shard, expert) -> the same, wrong
     after: Callable[[Load], None] | None = None
     uninitialised: bool = False
+    wider: int = 0
 
 
 class FaultyPlanner:
@@ -119,13 +122,13 @@ class _FaultyExperts:
     def __init__(self, inner: ExpertsLayer, fault: LoaderFault, request: ExpertsRequest):
         self._inner, self._fault, self._request = inner, fault, request
         self._prefill: dict[str, int] = {}
-        self.info: ExpertsInfo = inner.info
+        self.info: ExpertsInfo = _widened(inner.info, fault.wider)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return self._inner.allocate(nbytes)
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
-        data = self._inner.initial(parameter, expert)
+        data = self._wide(parameter, self._inner.initial(parameter, expert))
         return data.clone().fill_(255) if self._fault.uninitialised else data
 
     def fill(self, parameter: str, value: int) -> None:
@@ -155,10 +158,36 @@ class _FaultyExperts:
             self._inner.write(parameter, expert, data)
 
     def read(self, parameter: str, expert: int) -> torch.Tensor:
-        return self._inner.read(parameter, expert)
+        return self._wide(parameter, self._inner.read(parameter, expert))
+
+    def _wide(self, parameter: str, data: torch.Tensor) -> torch.Tensor:
+        """Every half with the units of the axis that the layer does not have, as zeros."""
+        if not self._fault.wider:
+            return data
+        more = self._fault.wider // expected.unit(parameter)
+        halves = data.chunk(len(SHARDS[parameter]), dim=0)
+        rows, cols = halves[0].shape
+        shape = (rows + more, cols) if parameter.startswith("w13") else (rows, cols + more)
+        wide = data.new_zeros((len(halves), *shape))
+        for index, half in enumerate(halves):
+            wide[index, :rows, :cols] = half
+        return wide.flatten(0, 1)
 
     def write(self, parameter: str, expert: int, data: torch.Tensor) -> None:
         self._inner.write(parameter, expert, data)
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _widened(info: ExpertsInfo, elements: int) -> ExpertsInfo:
+    """What the layer would say of itself if every parameter were that much wider."""
+    if not elements:
+        return info
+    parameters = {
+        name: ParameterInfo(p.rows + 2 * elements, p.cols, p.dtype)
+        if name.startswith("w13")
+        else ParameterInfo(p.rows, p.cols + elements // expected.unit(name), p.dtype)
+        for name, p in info.parameters.items()
+    }
+    return msgspec.structs.replace(info, parameters=parameters, kernel_width=info.kernel_width + elements)

@@ -7,7 +7,13 @@ from rich.table import Table
 
 from conformance.faults.selftest import Report
 
-_STYLES = {"caught": "green", "alive": "bold red", "fails clean": "yellow", "not planted": "bold yellow"}
+_STYLES = {
+    "caught": "green",
+    "alive": "bold red",
+    "fails clean": "yellow",
+    "not planted": "bold yellow",
+    "no fault here": "dim",
+}
 
 
 def print_matrix(report: Report, to_stderr: bool = False) -> None:
