@@ -63,7 +63,12 @@ def short(value: object, most: int = 60) -> str:
 
 def nearest(word: str, known: Iterable[str], what: str) -> UsageError:
     """A UsageError for an unknown name, with the nearest known one: `unknown profile 'sm12'; nearest: sm120`."""
-    names = {name.casefold(): name for name in sorted(known)}
-    close = difflib.get_close_matches(word.casefold(), names, n=1, cutoff=0.0)
-    hint = f"; nearest: {names[close[0]]}" if close else ""
-    return UsageError(f"unknown {what} {short(word)}{hint} (known: {', '.join(names.values()) or 'none'})")
+    names = sorted(known)
+    matcher = difflib.SequenceMatcher(b=word.casefold())
+
+    def likeness(name: str) -> float:
+        matcher.set_seq1(name.casefold())
+        return matcher.ratio()
+
+    hint = f"; nearest: {max(names, key=likeness)}" if names else ""
+    return UsageError(f"unknown {what} {short(word)}{hint} (known: {', '.join(names) or 'none'})")

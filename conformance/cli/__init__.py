@@ -18,7 +18,6 @@ _CallError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="conformance",
     help="Decides, with evidence, whether an LLM inference stack may go live at an awkward tensor-parallel size.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -31,21 +30,30 @@ for command in (inspect.explain, inspect.claims, inspect.profiles, inspect.stack
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+def _options(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version.")
+) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise UsageError("no command given; `conformance --help` lists them")
 
 
 def main() -> None:
     """Entry point: wrong calls end with one line and exit code 2. Whatever else goes wrong proves nothing about a
     stack: it ends with 3, never with Python's own 1, which would read as NO-GO."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # copies and comparisons gain nothing from more
-    try:
-        sys.exit(typer.main.get_command(app).main(standalone_mode=False) or 0)
+    command = typer.main.get_command(app)
+    try:  # not command.main(): that turns a closed pipe into exit code 1 and swallows Ctrl-C
+        with command.make_context("conformance", sys.argv[1:]) as context:
+            command.invoke(context)
+        sys.exit(0)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
     except (UsageError, _CallError) as error:
-        words = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
-        print(f"conformance: {' '.join(words.split())}", file=sys.stderr)
+        words = getattr(error, "format_message", error.__str__)()
+        print(f"conformance: {one_line(words)}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         print("conformance: interrupted; --resume goes on with the run", file=sys.stderr)
