@@ -1,0 +1,135 @@
+"""The gate as a command: last line, exit code, JSON, and what it launches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conformance import errors
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.seams import FaultyLoader
+from conformance.stacks import registry
+from conformance.stacks.reference import ReferenceStack
+from tests.gate import fakes
+
+TINY = ["--geometry", "deepseek-v4-tiny", "--run-dir", "run"]
+
+
+class _Other(ReferenceStack):
+    """A right stack that is not ours, or one with a fault in it."""
+
+    def __init__(self, options, fault: str = ""):
+        super().__init__(options)
+        self.name, self._fault = "other", fault
+
+    def loader(self):
+        loader = super().loader()
+        return FaultyLoader(loader, FAULTS[self._fault].loader) if self._fault else loader
+
+
+@pytest.fixture(autouse=True)
+def _stacks(monkeypatch):
+    def missing(options):
+        raise errors.StackMissing("vllm is not importable: pip install vllm")
+
+    openers = {
+        "reference": ReferenceStack,
+        "other": _Other,
+        "broken": lambda options: _Other(options, "floor-division"),
+        "vllm": missing,
+    }
+    known = {n: SimpleNamespace(load=lambda o=o: o, value=n, dist=None) for n, o in openers.items()}
+    monkeypatch.setattr(registry, "_known", lambda: known)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "headline"),
+    [
+        ("--profile cpu", 0, "GO (reference stack: this judges the harness, not a machine)"),
+        ("--emulate sm120", 0, "GO (reference stack: this judges the harness, not a machine; emulating sm120)"),
+        ("--profile cpu --stack other --layers plan,loader", 0, "GO (scope: plan, loader)"),
+        ("--profile cpu --stack other", 3, "INCOMPLETE"),
+        ("--profile cpu --stack other --policy audit", 3, "INCOMPLETE (policy: audit)"),
+        ("--profile cpu --stack broken", 1, "NO-GO"),
+        ("--profile cpu --stack broken --layers loader", 1, "NO-GO (scope: loader)"),
+        ("--profile sm120", 3, "INCOMPLETE"),
+        ("--profile sm120 --policy audit", 3, "INCOMPLETE (policy: audit)"),
+        ("--profile cpu --layers moe", 3, None),
+        ("--profile cpu --claim plan.accepted", 0, None),
+    ],
+)
+def test_headline_and_exit_code(conformance, words, code, headline):
+    done = conformance("gate", *words.split(), *TINY)
+    assert done.code == code, done.out + done.err
+    if headline:
+        assert done.out.splitlines()[-1] == headline
+    assert done.err == ""
+
+
+def test_a_missing_stack_is_never_a_fallback(conformance):
+    """INCOMPLETE, with what to install; not the reference stack's GO."""
+    done = conformance("gate", "--profile", "sm120", *TINY)
+    assert "pip install vllm" in done.out and "GO" not in done.out.split()
+    told = json.loads(Path("run/verdict.json").read_text())
+    assert told["subject"] == told["stack"] == "vllm"
+    assert set(told["counts"]) == {"not-run"}
+
+
+@pytest.mark.parametrize("stack", ["reference", "broken"])
+def test_json_on_stdout_is_json_alone(conformance, stack):
+    done = conformance("gate", "--profile", "cpu", "--stack", stack, "--json", "-", *TINY)
+    told = json.loads(done.out)
+    assert told["verdict"] == ("GO" if stack == "reference" else "NO-GO")
+    assert done.err.splitlines()[-1] == told["headline"]
+    assert told == json.loads(Path("run/verdict.json").read_text())
+
+
+def test_json_to_a_file(conformance, tmp_path):
+    done = conformance("gate", "--profile", "cpu", "--json", "out.json", *TINY)
+    assert json.loads((tmp_path / "out.json").read_text())["verdict"] == "GO"
+    assert done.out.splitlines()[-1].startswith("GO")
+
+
+@pytest.mark.parametrize("command", ["selftest --fault half-fix", "doctor"])
+def test_json_of_other_commands(conformance, command):
+    done = conformance(*command.split(), "--json", "-")
+    assert json.loads(done.out)
+
+
+def test_selftest_exit_codes(conformance, monkeypatch):
+    assert conformance("selftest", "--fault", "half-fix").code == 0
+    import suites.loader.test_w2
+
+    monkeypatch.setattr(suites.loader.test_w2, "tails", fakes.passes)
+    lives = conformance("selftest", "--fault", "half-fix")
+    assert lives.code == 1
+    assert (
+        "half-fix" in lives.out and "alive" in lives.out and "loader.w2.tails (spared!)" in " ".join(lives.out.split())
+    )
+    assert conformance("selftest", "--stack", "vllm", "--fault", "half-fix").code == 3
+
+
+def test_ctrl_c(conformance, monkeypatch):
+    def interrupted(stack, context):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("suites.plan.test_accepted.accepted", interrupted)
+    done = conformance("gate", "--profile", "cpu", *TINY)
+    assert (done.code, done.err.splitlines()) == (130, ["conformance: interrupted; --resume goes on with the run"])
+
+
+def test_a_failure_of_the_harness_is_no_no_go(conformance, monkeypatch):
+    """Python's own exit code for a traceback is 1, which means NO-GO here."""
+
+    def full(self, result):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("conformance.gate.folder.RunFolder.record", full)
+    done = conformance("gate", "--profile", "cpu", *TINY)
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == (
+        "conformance: the harness itself failed: OSError: [Errno 28] No space left on device"
+    )
