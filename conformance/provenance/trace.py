@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,31 +31,49 @@ def trace(
 ) -> ProvenanceMap:
     """The map of `parameter` for the listed experts. `shape` is a checkpoint tensor's (rows, bytes) per expert.
 
-    Positions number shard, listed expert, row and byte together, so that a byte from the wrong expert shows too.
+    Some passes number the bytes within a tensor, alike for all tensors; others number the tensors (shard and listed
+    expert), so that a byte from the wrong expert shows too.
     """
     rows, cols = shape
-    slab = rows * cols
-    count = len(shards) * len(experts) * slab
+    slab, tensors = rows * cols, [(shard, expert) for shard in shards for expert in experts]
     source = layer.allocate(slab)
-    within = torch.arange(slab, dtype=torch.int64)
-    seen: list[list[torch.Tensor]] = [[] for _ in experts]
-    for index in range(positions.passes(count)):
+
+    def load_all(mark: Callable[[int], object]) -> list[torch.Tensor]:
+        """Load every tensor, `mark`ing the source before each, then read every listed expert."""
         layer.fill(parameter, positions.PREFILL)
-        for s, shard in enumerate(shards):
-            for e, expert in enumerate(experts):
-                first = (s * len(experts) + e) * slab
-                source.copy_(positions.digit(within + first, index))
-                layer.load(parameter, shard, expert, source.view(rows, cols))
-        for e, expert in enumerate(experts):
-            seen[e].append(layer.read(parameter, expert).clone())
+        for number, (shard, expert) in enumerate(tensors):
+            mark(number)
+            layer.load(parameter, shard, expert, source.view(rows, cols))
+        return [layer.read(parameter, expert).clone() for expert in experts]
+
+    within, numbers = torch.arange(slab), torch.arange(len(tensors))
+    of_bytes, of_tensors = [], []
+    for index in range(positions.passes(slab)):
+        source.copy_(positions.digit(within, index))
+        of_bytes.append(load_all(lambda number: None))
+    for index in range(positions.passes(len(tensors))):
+        digits = positions.digit(numbers, index).tolist()
+        of_tensors.append(load_all(partial(_fill, source, digits)))
+
     found: list[Box] = []
     for e, expert in enumerate(experts):
-        place = positions.decode(seen[e], count)
-        seen[e] = []
+        byte = positions.decode([seen[e] for seen in of_bytes], slab)
+        tensor = positions.decode([seen[e] for seen in of_tensors], len(tensors))
+        place = _combined(byte, tensor, slab)
         found += _boxes(place, expert, shards, experts, rows, cols)
     info = layer.info.parameters[parameter]
     shape_loaded = (max(experts) + 1, info.rows, info.cols)
     return ProvenanceMap(parameter, rank, shape_loaded, merge_experts(found), method="digit passes", traced=experts)
+
+
+def _fill(source: torch.Tensor, values: list[int], number: int) -> None:
+    source.fill_(values[number])
+
+
+def _combined(byte: torch.Tensor, tensor: torch.Tensor, slab: int) -> torch.Tensor:
+    """Positions over all tensors; where the two kinds of pass disagree on what a byte is, it is UNKNOWN."""
+    same = torch.where(byte == tensor, byte, positions.UNKNOWN)
+    return torch.where((byte >= 0) & (tensor >= 0), tensor * slab + byte, same)
 
 
 def _boxes(

@@ -18,23 +18,26 @@ SHARDS = ("w1", "w3")
 
 
 def _due(layer: MemoryLayer, shards: tuple[str, ...], shape: tuple[int, int], experts: list[int]) -> np.ndarray:
-    """The truth, with each constant byte c as digit passes must see it: the position whose digits are all c - 1,
-    if there is one (the fingerprint tells that apart), else unknown."""
+    """The truth, with each constant byte c as digit passes must see it: the byte and the tensor whose digits are all
+    c - 1, if there are such (the fingerprint tells that apart), else unknown."""
     rows, cols = shape
-    slab = rows * cols
-    count = len(shards) * len(experts) * slab
-    passes = next(n for n in range(1, 9) if 255**n - 1 >= count)
+    slab, slabs = rows * cols, len(shards) * len(experts)
     cells = layer.truth.copy()
     for place in np.argwhere(cells <= -101):
         digit = constant_of(int(cells[tuple(place)])) - 1
-        position = sum(digit * 255**n for n in range(passes))
-        if position >= count:
+        offset, tensor = _repeated(digit, slab), _repeated(digit, slabs)
+        if offset >= slab or tensor >= slabs:
             cells[tuple(place)] = UNKNOWN
             continue
-        tensor, offset = divmod(position, slab)
         shard, listed = divmod(tensor, len(experts))
         cells[tuple(place)] = number(shard, experts[listed], *divmod(offset, cols))
     return cells
+
+
+def _repeated(digit: int, count: int) -> int:
+    """The number whose digits, in as many passes as `count` numbers take, are all `digit`."""
+    passes = next(n for n in range(1, 9) if 255**n - 1 >= count)
+    return sum(digit * 255**n for n in range(passes))
 
 
 def _check(layer: MemoryLayer, shards: tuple[str, ...], shape: tuple[int, int], experts: list[int]) -> None:
