@@ -67,6 +67,8 @@ class ClaimItem(pytest.Item):
             report.longrepr = (str(self.path), self._line + 1, report.longrepr[2])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, UsageError):
+            return str(excinfo.value)
         if not isinstance(excinfo.value, NotProved):
             return super().repr_failure(excinfo, style)
         from conformance.report import words

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.errors import NotSupported, StackMissing, UsageError
+from conformance.errors import NotSupported, StackCrashed, StackMissing, UsageError
 from conformance.stacks.protocols import Axis, ExpertsRequest, PlanOutcome, PlanRequest, StackInfo, StackOptions
 from conformance.stacks.reference import ReferencePlanner
 
@@ -62,6 +62,15 @@ def _death(request: PlanRequest) -> PlanOutcome:
     return outcome
 
 
+def _second_try(request: PlanRequest) -> PlanOutcome:
+    """A crash at first; right whenever asked again."""
+    first = not Path(os.environ[CALLS]).exists()
+    outcome = _planned(request)
+    if first:
+        raise StackCrashed("an illegal memory access was encountered")
+    return outcome
+
+
 def _trouble(request: PlanRequest) -> PlanOutcome:
     raise RuntimeError("the adapter tripped")
 
@@ -78,6 +87,10 @@ def deadly(options: StackOptions) -> FakeStack:
     return FakeStack("deadly", _death)
 
 
+def wavering(options: StackOptions) -> FakeStack:
+    return FakeStack("wavering", _second_try)
+
+
 def tripping(options: StackOptions) -> FakeStack:
     return FakeStack("tripping", _trouble)
 
@@ -90,4 +103,4 @@ def miscalled(options: StackOptions) -> FakeStack:
     raise UsageError("--vllm-source /nowhere: no checkout")
 
 
-OPENERS = (planner, wrong, deadly, tripping, absent, miscalled)
+OPENERS = (planner, wrong, deadly, wavering, tripping, absent, miscalled)

@@ -17,16 +17,18 @@ _HEAVY = ("torch", "numpy", "vllm", "flashinfer", "ray", "conformance.stacks.ref
 
 
 def test_collection_imports_nothing_heavy(tmp_path: Path) -> None:
-    """Nor does it leave a folder behind."""
+    """Nor does it leave a folder behind. The thread count is set before a check loads torch."""
     call = ["--collect-only", "-q", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", SUITES]
     script = (
-        f"import pytest, sys\ncode = pytest.main({call})\n"
-        f"print('heavy:', [name for name in {_HEAVY} if name in sys.modules], int(code))\n"
+        f"import os, pytest, sys\ncode = pytest.main({call})\n"
+        f"heavy = [name for name in {_HEAVY} if name in sys.modules]\n"
+        "print('heavy:', heavy, int(code), os.environ['OMP_NUM_THREADS'])\n"
     )
     words = [sys.executable, "-c", script]
     environment = clean_environment()
+    environment.pop("OMP_NUM_THREADS", None)
     result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert "heavy: [] 0" in result.stdout, result.stdout + result.stderr
+    assert "heavy: [] 0 1" in result.stdout, result.stdout + result.stderr
     assert f"{sum(bool(claim.check) for claim in catalogue.claims().values())} tests collected" in result.stdout
     assert not list(tmp_path.iterdir())
 

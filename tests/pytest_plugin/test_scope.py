@@ -47,6 +47,12 @@ def test_paths_and_node_ids_are_a_selection(
     assert "chosen claim" in outcome.verdict["scope"]
 
 
+def test_keyword_that_leaves_nothing_out_is_a_selection_all_the_same(session: Session) -> None:
+    outcome = session(SUITES, *_PLAN_ONLY, "-k", "plan or loader")
+    assert outcome.verdict["scope"] == "24 chosen claims"
+    assert "e2e.parity" not in outcome.statuses
+
+
 def test_layers_name_the_scope(session: Session) -> None:
     outcome = session(SUITES, *_PLAN_ONLY, "--layers", "plan")
     assert outcome.code == 0, outcome.text
@@ -150,6 +156,24 @@ def test_expected_failure_is_a_failure(session: Session, pytester: pytest.Pytest
     outcome = session(SUITES, "--stack", "wrong", "--layers", "plan", "-p", "interferes")
     assert outcome.code == 1, outcome.text
     assert outcome.statuses["plan.axes.heads"] == "fail"
+
+
+def test_second_try_hides_no_failure(
+    session: Session, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As plugins do that run a failed test again."""
+    monkeypatch.setenv("FAKE_STACK_CALLS", str(pytester.path / "calls"))
+    pytester.makepyfile(
+        interferes="""
+        from _pytest.runner import runtestprotocol
+        def pytest_runtest_protocol(item, nextitem):
+            runtestprotocol(item, log=False, nextitem=nextitem)
+        """
+    )
+    pytester.syspathinsert()
+    outcome = session(SUITES, "--stack", "wavering", "--layers", "plan", "-p", "interferes")
+    assert outcome.code == 1, outcome.text
+    assert outcome.statuses["plan.accepted"] == "crash"
 
 
 def test_suite_that_cannot_be_imported_leaves_its_claims_due(session: Session, pytester: pytest.Pytester) -> None:
