@@ -35,6 +35,8 @@ class Fill(NamedTuple):
     value: int
 
 
+#: The number of a constant byte c in 1..254 is CONSTANT - c.
+CONSTANT = -100
 #: (shard, expert) -> what loading that tensor does
 Program = Callable[[str, int], list[Copy | Fill]]
 
@@ -42,7 +44,7 @@ Program = Callable[[str, int], list[Copy | Fill]]
 class MemoryLayer:
     """One parameter `w` of shape (experts, rows, cols). `truth` numbers every byte as tests.provenance.cells does.
 
-    A constant byte has the truth `-100 - value`, but 0 is ZERO and 255, the prefill's own byte, is UNTOUCHED.
+    Of constant bytes, 0 is ZERO and 255, the prefill's own byte, is UNTOUCHED.
     """
 
     def __init__(self, shape: tuple[int, int, int], shards: tuple[str, ...], program: Program, name: str = "w"):
@@ -89,9 +91,4 @@ class MemoryLayer:
 
 
 def _constant(value: int) -> int:
-    return {0: ZERO, 255: UNTOUCHED}.get(value, -100 - value)
-
-
-def constant_of(truth: int) -> int | None:
-    """The constant byte 1..254 behind a number, if it is one."""
-    return -100 - truth if truth <= -101 else None
+    return {0: ZERO, 255: UNTOUCHED}.get(value, CONSTANT - value)

@@ -13,7 +13,7 @@ from conformance.provenance.measure import measure, to_trace
 from conformance.stacks.protocols import ExpertsRequest, StackOptions
 from conformance.stacks.reference import ReferenceStack
 from tests.provenance.cells import paint
-from tests.provenance.layers import MemoryLayer
+from tests.provenance.layers import CONSTANT, MemoryLayer
 from tests.provenance.test_fingerprint import COLS, DUE, EXPERTS, LOADERS, RIGHT, ROWS
 
 
@@ -37,7 +37,7 @@ def test_a_wrong_loader_is_traced(name):
     assert seen.traced == [0, 1, 2, 4]
     assert seen.shape == DUE.shape
     cells = paint(seen, ("w2",))[seen.traced]
-    known = layer.truth[seen.traced] > -101
+    known = layer.truth[seen.traced] > CONSTANT
     np.testing.assert_array_equal(cells[known], layer.truth[seen.traced][known])
 
 
