@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from conformance import expected
-from conformance.errors import Blocked, StackError, StackRefused, UnfitShape
+from conformance.errors import Blocked, NotSupported, StackError, StackRefused, UnfitShape
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import ProvenanceMap
 from conformance.stacks.protocols import (
@@ -125,7 +125,9 @@ class Context:
         try:
             for parameter, shards in SHARDS.items():
                 try:
-                    info = layer.info.parameters[parameter]
+                    info = layer.info.parameters.get(parameter)
+                    if info is None:
+                        raise NotSupported(f"the layer as built has no {parameter}")
                     due = due_map(t, rank, parameter, info, experts)
                     shape = t.geometry.checkpoint_shape(parameter)
                     seen = measure(layer, due, shards, shape, t.seed + rank)
