@@ -114,3 +114,14 @@ def test_two_matrix_rows_do_not_run_into_each_other():
     layer = MemoryLayer((1, 1, 8), ("w2",), lambda s, e: moves)
     seen = trace(layer, "w", 0, ("w2",), (2, 4), [0])
     assert [(str(b.cols), b.origin.row, b.origin.col) for b in seen.boxes] == [("[0, 4)", 0, 0), ("[4, 8)", 1, 0)]
+
+
+def test_two_tensors_do_not_run_into_each_other():
+    """W3 directly behind W1: the numbers go on from the one's last row to the other's first."""
+    layer = MemoryLayer((1, 8, 5), SHARDS, lambda s, e: [Copy(0, 0 if s == "w1" else 4, 0, 0, 0, 4, 5)])
+    _check(layer, SHARDS, (4, 5), [0])
+    seen = trace(layer, "w", 0, SHARDS, (4, 5), [0])
+    assert [(str(b.rows), b.origin.shard, b.origin.row) for b in seen.boxes] == [
+        ("[0, 4)", "w1", 0),
+        ("[4, 8)", "w3", 0),
+    ]
