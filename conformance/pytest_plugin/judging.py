@@ -52,6 +52,15 @@ class Judging:
             self.record = Record(self._asked.run)
 
     @pytest.hookimpl
+    def pytest_report_header(self) -> str | None:
+        """What will be judged, where the command line alone says that something will."""
+        if not self._asked.judging:
+            return None
+        from conformance.report import words
+
+        return f"conformance: {words.opening(self._asked.run)}"
+
+    @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         news = told(report) or _death(report)
         if news is None or self.record is None:

@@ -68,11 +68,13 @@ def test_claims_run_first_and_in_schedule_order(session: Session, pytester: pyte
     assert layers == sorted(layers, key=["plan", "loader"].index)
 
 
-def test_teardown_trouble_after_a_pass_is_no_success(session: Session, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("stack", ["planner", "tripping"])
+def test_teardown_trouble_is_no_success(session: Session, pytester: pytest.Pytester, stack: str) -> None:
+    """Neither after a pass nor after a claim whose own trouble --allow-incomplete forgives."""
     pytester.makepyfile(interferes="def pytest_runtest_teardown(item): assert item.name != 'heads'")
     pytester.syspathinsert()
-    outcome = session(SUITES, "--stack", "planner", "--layers", "plan", "-p", "interferes")
-    assert outcome.code == 1, outcome.text
+    call = (SUITES, "--stack", stack, "--layers", "plan", "--allow-incomplete")
+    assert session(*call, "-p", "interferes").code == 1
 
 
 def test_exit_with_zero_half_way_is_no_success(session: Session, pytester: pytest.Pytester) -> None:

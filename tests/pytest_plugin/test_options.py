@@ -44,6 +44,11 @@ def test_profile_is_the_one_named(session: Session, call: list[str], profile: st
     assert outcome.verdict["profile"] == profile
 
 
+def test_header_says_what_will_be_judged(session: Session) -> None:
+    text = session(SUITES, "--stack", "planner", "--tp", "2", "-k", "nosuch").text
+    assert "conformance: deepseek-v4-tiny at TP2, profile cpu, stack planner, MoE backend cpu" in text
+
+
 def test_gpu_found_decides_the_profile(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hardware_profiles.found", lambda: ("sm90", "a GPU"))
     outcome = session(SUITES, "--stack", "planner")
