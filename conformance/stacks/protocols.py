@@ -185,3 +185,85 @@ class StackOptions(msgspec.Struct, frozen=True):
     start_timeout: float = 300.0
     #: A profile's padding that the reference stack emulates: {"intermediate": 128, "heads": 32}.
     emulate: dict[str, int] = {}
+
+
+class MoeCapabilities(msgspec.Struct, frozen=True):
+    """What the MoE kernel declares of itself. It is held to exactly this arithmetic.
+
+    `scheme` is what meets the MXFP4 weights: `bf16` (SM90) or `mxfp8` activations (SM100, SM120).
+    `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`. `nan` says what becomes
+    of a NaN or Inf in the input: FlashInfer's SM90 clamp swallows it. `device` is torch's name for where tensors live
+    and references are computed; `ranks` tells how the ranks run (`in turn, in one process on one GPU`).
+    `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.
+    """
+
+    scheme: Literal["bf16", "mxfp8"]
+    output: Literal["bfloat16", "float32"] = "bfloat16"
+    slot_sum: Literal["float32", "bfloat16"] = "float32"
+    nan: Literal["visible", "swallowed"] = "visible"
+    pins_tactics: bool = False
+    device: str = "cpu"
+    device_words: str = "CPU"
+    ranks: str = "in turn, in one process"
+    experts: int = 0
+    tokens: int = 4096
+    notes: tuple[str, ...] = ()
+
+
+class LoadedWeights(Protocol):
+    """One rank's routed-expert parameters as its loader left them, made a few experts at a time."""
+
+    def info(self, parameter: str) -> ParameterInfo:
+        """Rows and bytes of one expert: w13 (2 K, H / 2), its scales (2 K, H / 32), w2 (H, K / 2), (H, K / 32)."""
+
+    def read(self, parameter: str, first: int, last: int, device: str = "cpu") -> torch.Tensor:
+        """Experts [first, last): uint8 (last - first, rows, cols), fresh memory on that device."""
+
+
+class MoeRequest(msgspec.Struct, frozen=True):
+    """One rank's routed experts, to be prepared once. `tp` 1, `rank` 0 asks for the whole layer.
+
+    `limit` clamps SwiGLU, None does not; alpha and beta as in `references/swiglu.py`.
+    """
+
+    geometry: Geometry
+    tp: int
+    rank: int
+    backend: str
+    capability: tuple[int, int] | None
+    experts: int
+    limit: float | None
+    weights: LoadedWeights
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
+class MoeLayer(Protocol):
+    """Prepared weights of one rank."""
+
+    def run(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        tactic: int | None = None,
+    ) -> None:
+        """x (M, H) bfloat16, ids (M, k) int32 (-1: no expert), weights (M, k) float32, all on the kernel's device.
+
+        Writes every element of `out` (M, H), of the output type, which comes poisoned. `tactic`: one of `tactics()`.
+        """
+
+    def tactics(self) -> int:
+        """How many tactics can be pinned; 0 where the kernel pins none."""
+
+    def close(self) -> None: ...
+
+
+class MoeKernel(Protocol):
+    """Layer `moe`. A stack that has one offers it as `moe()`, beside `planner()` and `loader()`."""
+
+    def capabilities(self) -> MoeCapabilities: ...
+
+    def open(self, request: MoeRequest) -> MoeLayer:
+        """Raises StackRefused (the kernel's own validation), NotSupported, AdapterError, StackCrashed."""

@@ -1,0 +1,63 @@
+"""The routed experts with a rounding wherever a named kernel rounds.
+
+`bf16`: SM90, BF16 x MXFP4. gate and up are stored as BF16, so is the activation; accumulation in FP32.
+`mxfp8`: SM100 and SM120, MXFP8 x MXFP4. x is quantised to MXFP8, GEMM1 stored as BF16, the activation rounded to BF16
+and quantised to MXFP8 again. Source: FlashInfer 0.7.2's CUTLASS MoE, read and (SM90) measured.
+Both store each slot's GEMM2 result as BF16, sum slots in FP32 and round once to BF16.
+
+Accumulation is in FP64 here: an FP32 sum differs from it by far less than any rounding that follows.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from references import mxfp8
+from references.moe import Experts, blocks, decoded, routed
+from references.swiglu import swiglu
+
+Scheme = Literal["bf16", "mxfp8"]
+
+
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to BF16 once, by way of FP32 as kernels go, in x's own type."""
+    return x.float().to(torch.bfloat16).to(x.dtype)
+
+
+def staged_input(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """x as GEMM1 sees it."""
+    return mxfp8.rounded(x) if scheme == "mxfp8" else x
+
+
+def staged_activation(
+    gate: torch.Tensor, up: torch.Tensor, scheme: Scheme, limit: float | None, alpha: float = 1.0, beta: float = 0.0
+) -> torch.Tensor:
+    """gate, up (..., I) -> the activation as GEMM2 sees it. For `mxfp8` I is a multiple of 32."""
+    h = bf16(swiglu(bf16(gate), bf16(up), limit, alpha, beta))
+    return mxfp8.rounded(h) if scheme == "mxfp8" else h
+
+
+def moe_staged(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: Experts,
+    channels: int,
+    scheme: Scheme,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    block: int = 512,
+) -> torch.Tensor:
+    """As `references.moe.moe`; the result holds BF16 values in FP64. `block` is a multiple of 32."""
+    y = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for expert, tokens, slots in routed(ids):
+        inputs = staged_input(x[tokens].double(), scheme)
+        z = torch.zeros_like(inputs)
+        for start, stop in blocks(channels, block):
+            w = decoded(experts(expert, start, stop), torch.float64)
+            z += staged_activation(inputs @ w.w1.T, inputs @ w.w3.T, scheme, limit, alpha, beta) @ w.w2.T
+        y.index_add_(0, tokens, bf16(z) * weights[tokens, slots, None].double())
+    return bf16(y)
