@@ -10,7 +10,7 @@ import typer
 
 from conformance import __version__
 from conformance.cli import gate, inspect, map, selftest
-from conformance.errors import UsageError, one_line
+from conformance.errors import StackError, UsageError, one_line
 
 #: Base of every complaint about arguments; newer typer brings its own click along.
 _CallError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -60,6 +60,9 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(3)
+    except StackError as error:
+        print(f"conformance: {one_line(error)}", file=sys.stderr)
         sys.exit(3)
     except Exception as error:
         traceback.print_exc()

@@ -33,6 +33,7 @@ def gate(
     repair: options.Repair = "",
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Run blocked claims all the same.")] = False,
     waivers: Annotated[str | None, typer.Option(help="TOML file of waivers: claim, issue, reason, until.")] = None,
+    loader_run: options.LoaderRun = None,
     claim: Claims = None,
     then: Then = None,
     json: options.Json = None,
@@ -68,6 +69,7 @@ def gate(
         repair=repair,
         no_gate=no_gate,
         waivers=waivers,
+        loader_run=loader_run,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None
     run = resolve(settings)

@@ -24,6 +24,9 @@ VllmPython = Annotated[str | None, typer.Option(help="Interpreter that holds the
 VllmSource = Annotated[str | None, typer.Option(help="vLLM source checkout, put first on that interpreter's path.")]
 ForceShard = Annotated[bool, typer.Option("--force-shard", help="Go round the stack's refusal of the configuration.")]
 Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam (w2-units); the verdict says so.")]
+LoaderRun = Annotated[
+    str | None, typer.Option("--loader-run", help="Run folder whose recorded loader maps feed the MoE kernel.")
+]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]
