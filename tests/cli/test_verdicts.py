@@ -109,7 +109,8 @@ def test_selftest_exit_codes(conformance, monkeypatch):
     assert (
         "half-fix" in lives.out and "alive" in lives.out and "loader.w2.tails (spared!)" in " ".join(lives.out.split())
     )
-    assert conformance("selftest", "--stack", "vllm", "--fault", "half-fix").code == 3
+    missing = conformance("selftest", "--stack", "vllm", "--fault", "half-fix")
+    assert (missing.code, missing.err) == (3, "conformance: vllm is not importable: pip install vllm\n")
 
 
 def test_ctrl_c(conformance, monkeypatch):
