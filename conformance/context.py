@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from conformance import expected
@@ -12,12 +15,18 @@ from conformance.stacks.protocols import (
     SHARDS,
     ExpertsInfo,
     ExpertsRequest,
+    LoadedWeights,
+    MoeKernel,
     ParameterInfo,
     PlanBuilder,
     PlanOutcome,
     PlanRequest,
     ShardLoader,
 )
+
+if TYPE_CHECKING:
+    from conformance.provenance.checkpoint import Checkpoint
+    from conformance.provenance.loaded import LoadedMaps
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -59,12 +68,29 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Context:
-    """Handed to every check beside the stack. Planner and loader may be wrapped by a planted fault."""
+    """Handed to every check beside the stack. Planner, loader and kernel may be wrapped by a planted fault.
 
-    def __init__(self, target: Target, planner: PlanBuilder, loader: ShardLoader):
+    `moe` opens the stack's MoE kernel. `maps` tells where the kernel's weights come from (None: the reference's right
+    maps); `spoil` is a fault at the weights that the kernel is given.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        planner: PlanBuilder,
+        loader: ShardLoader,
+        moe: Callable[[], MoeKernel] | None = None,
+        maps: Callable[[], LoadedMaps] | None = None,
+        spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
+    ):
         self.target = target
         self._planner = planner
         self._loader = loader
+        self._open_moe = moe
+        self._find_maps = maps
+        self._spoil = spoil
+        self._moe: MoeKernel | None = None
+        self._maps: LoadedMaps | None = None
         self._plans: dict[bool, PlanOutcome] = {}
         self._ranks: dict[int, tuple[ExpertsInfo, dict[str, Loaded | StackError]] | StackError] = {}
 
@@ -99,6 +125,37 @@ class Context:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    def measured_maps(self, words: str) -> LoadedMaps:
+        """The maps of this context's own loader. Raises what measuring a parameter raised."""
+        from conformance.provenance.loaded import LoadedMaps
+
+        loads = {name: [self.loaded(name, rank) for rank in self.ranks] for name in SHARDS}
+        zero = frozenset(name for name, ranks in loads.items() if all(one.starts_zero for one in ranks))
+        return LoadedMaps({name: [one.seen for one in ranks] for name, ranks in loads.items()}, words, zero)
+
+    @property
+    def moe(self) -> MoeKernel:
+        """Raises NotSupported where the stack has no MoE kernel of its own."""
+        if self._moe is None:
+            if self._open_moe is None:
+                raise NotSupported("the stack offers no MoE kernel to this harness (no `moe()`)")
+            self._moe = self._open_moe()
+        return self._moe
+
+    @property
+    def maps(self) -> LoadedMaps:
+        """Where the weights come from that the MoE kernel is given. Raises what measuring the loader raised."""
+        if self._maps is None:
+            from conformance.provenance import loaded
+
+            self._maps = self._find_maps() if self._find_maps else loaded.due(self.target)
+        return self._maps
+
+    def weights(self, rank: int, checkpoint: Checkpoint) -> LoadedWeights:
+        """One rank's parameters as loaded from that checkpoint: what the MoE kernel is given."""
+        weights: LoadedWeights = self.maps.weights(rank, checkpoint)
+        return self._spoil(weights, rank) if self._spoil else weights
 
     def _survey(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
         """Build a rank's layer once and measure all of its parameters, each with its own outcome."""

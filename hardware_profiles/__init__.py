@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 _FOLDER = Path(__file__).parent
 CPU = "cpu"
@@ -33,6 +33,7 @@ class Profile(NamedTuple):
     """What a GPU family can run and must run. `capability` None: no CUDA.
 
     `backend` and `attention` are the production pair; `vetted` lists every pair that virtual TP may use.
+    `arithmetic` is what its CUTLASS MoE multiplies MXFP4 weights with, for `--emulate`.
     `head_paddings` are the head counts that the attention kernels take; `shared_memory` is bytes a block.
     """
 
@@ -46,6 +47,7 @@ class Profile(NamedTuple):
     head_paddings: tuple[int, ...]
     shared_memory: int
     must_pass: tuple[MustPass, ...]
+    arithmetic: Literal["bf16", "mxfp8"] = "bf16"
 
     def required(self, policy: str, stack: str, geometry: str, tp: int) -> tuple[str, ...] | None:
         """Claim patterns of the first must-pass list that applies; None if there is none: then all are required."""

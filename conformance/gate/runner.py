@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from conformance import errors
 from conformance.catalogue import Claim
 from conformance.context import Context
-from conformance.gate import schedule, waivers
+from conformance.gate import schedule, sources, waivers
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
 from conformance.stacks import registry
@@ -94,7 +95,13 @@ class Runner:
 
     def _context(self, stack: Stack) -> Context:
         if stack.name not in self._contexts:
-            self._contexts[stack.name] = Context(self.run.target, stack.planner(), stack.loader())
+            self._contexts[stack.name] = Context(
+                self.run.target,
+                _offered(stack.planner),
+                _offered(stack.loader),
+                getattr(stack, "moe", None),
+                lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
+            )
         return self._contexts[stack.name]
 
     def _outcome(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
@@ -112,6 +119,22 @@ class Runner:
         except BaseException as error:
             return *_status_of(error), None
         return evaluate(claim, stack, context)
+
+
+def _offered(part: Callable[[], Any]) -> Any:
+    """A stack's planner or loader; where it has none (a kernel library), something that says so when it is used."""
+    try:
+        return part()
+    except errors.NotSupported as lack:
+        return _Lacking(lack)
+
+
+class _Lacking:
+    def __init__(self, lack: errors.NotSupported):
+        self._lack = lack
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._lack
 
 
 def evaluate(claim: Claim, stack: Stack, context: Context) -> tuple[Status, str, Evidence | None]:
@@ -164,6 +187,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--geometry", s.geometry),
         ("--tp", s.tp),
         ("--backend", s.backend),
+        ("--loader-run", s.loader_run),
         ("--policy", s.policy if run.policy.only_required else None),
         ("--repair", s.repair or None),
         ("--force-shard", s.force_shard),

@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     repair: str = ""
     no_gate: bool = False
     waivers: str | None = None
+    loader_run: str | None = None
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +138,11 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         layers=layers,
         stacks=stacks,
         stack_options=StackOptions(
-            python=settings.vllm_python, source=settings.vllm_source, emulate=padding, work_dir=None
+            python=settings.vllm_python,
+            source=settings.vllm_source,
+            emulate=padding,
+            arithmetic=(emulated or profile).arithmetic,
+            work_dir=None,
         ),
         required=tuple(_required(profile, policy, stacks, tp, model)),
         repairs=chosen,

@@ -25,6 +25,7 @@ _VALUES = {
     "run_dir": "Run folder; default: runs/TIME-PROFILE-STACK.",
     "vllm_python": "Interpreter that holds the vLLM to test; default: this one.",
     "vllm_source": "vLLM source checkout, put first on that interpreter's path.",
+    "loader_run": "Run folder whose recorded loader maps feed the MoE kernel.",
     "repair": "Mend known defects at the fault seam (w2-units); the verdict says so.",
 }
 _FLAGS = {

@@ -185,6 +185,8 @@ class StackOptions(msgspec.Struct, frozen=True):
     start_timeout: float = 300.0
     #: A profile's padding that the reference stack emulates: {"intermediate": 128, "heads": 32}.
     emulate: dict[str, int] = {}
+    #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
+    arithmetic: Literal["bf16", "mxfp8"] = "bf16"
 
 
 class MoeCapabilities(msgspec.Struct, frozen=True):
