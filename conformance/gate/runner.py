@@ -97,8 +97,8 @@ class Runner:
         if stack.name not in self._contexts:
             self._contexts[stack.name] = Context(
                 self.run.target,
-                _offered(stack.planner),
-                _offered(stack.loader),
+                _offered(stack, "planner"),
+                _offered(stack, "loader"),
                 getattr(stack, "moe", None),
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
             )
@@ -121,20 +121,19 @@ class Runner:
         return evaluate(claim, stack, context)
 
 
-def _offered(part: Callable[[], Any]) -> Any:
-    """A stack's planner or loader; where it has none (a kernel library), something that says so when it is used."""
-    try:
-        return part()
-    except errors.NotSupported as lack:
-        return _Lacking(lack)
+def _offered(stack: Stack, part: str) -> Any:
+    """A stack's planner or loader; where it has none (a kernel library's stack), what says so when it is used."""
+    if hasattr(stack, part):
+        return getattr(stack, part)()
+    return _Lacking(f"the stack {stack.name} has no {part}")
 
 
 class _Lacking:
-    def __init__(self, lack: errors.NotSupported):
-        self._lack = lack
+    def __init__(self, words: str):
+        self._words = words
 
     def __getattr__(self, name: str) -> Any:
-        raise self._lack
+        raise errors.NotSupported(self._words)
 
 
 def evaluate(claim: Claim, stack: Stack, context: Context) -> tuple[Status, str, Evidence | None]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.reference_moe import ReferenceMoe
 
 
 def open_stack(options: StackOptions) -> ReferenceStack:
@@ -37,6 +38,7 @@ class ReferenceStack:
 
     def __init__(self, options: StackOptions):
         self._emulate = options.emulate
+        self._arithmetic = options.arithmetic
 
     def info(self) -> StackInfo:
         return StackInfo(
@@ -44,7 +46,7 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp"],
+            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)"],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -52,6 +54,11 @@ class ReferenceStack:
 
     def loader(self) -> ReferenceLoader:
         return ReferenceLoader(self._emulate.get("intermediate", 32), self._emulate.get("hidden", 32))
+
+    def moe(self) -> ReferenceMoe:
+        from conformance.stacks.reference_moe import ReferenceMoe
+
+        return ReferenceMoe(self._arithmetic)
 
     def close(self) -> None:
         pass

@@ -1,0 +1,62 @@
+"""The reference stack's own number formats: on bits, where `references/` uses tables and PyTorch's casts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+_QUIET_NAN = 0x7FC00000
+
+
+def scales(bytes_: torch.Tensor) -> torch.Tensor:
+    """E8M0 -> float32: the byte is a float's exponent field, but for both ends."""
+    bits = bytes_.int() << 23
+    bits = torch.where(bytes_ == 0, 1 << 22, bits)
+    return torch.where(bytes_ == 255, _QUIET_NAN, bits).view(torch.float32)
+
+
+@cache
+def _pairs(device: torch.device) -> torch.Tensor:
+    """Both elements of every byte as float32, seen as one int64: (256,).
+
+    A code's three low bits, put where a float32 keeps the lowest exponent bits and the highest mantissa bit, make the
+    element times 2^-126, the subnormal one included.
+    """
+    byte = torch.arange(256, dtype=torch.int32, device=device)
+    code = torch.stack((byte & 15, byte >> 4), dim=1)
+    magnitude = ((code & 7) << 22).view(torch.float32) * 2.0**126
+    return torch.where(code > 7, -magnitude, magnitude).view(torch.int64).flatten()
+
+
+def weights(packed: torch.Tensor, scale_bytes: torch.Tensor) -> torch.Tensor:
+    """MXFP4 (rows, bytes) and its scales (rows, bytes / 16) -> float32 (rows, 2 bytes)."""
+    rows = packed.shape[0]
+    elements = _pairs(packed.device).index_select(0, packed.flatten().int()).view(torch.float32)
+    return elements.view(rows, -1, 32).mul_(scales(scale_bytes)[:, :, None]).view(rows, -1)
+
+
+def to_bf16(x: torch.Tensor) -> torch.Tensor:
+    """float32 rounded to the nearest BF16 (ties to even), still as float32. NaN stays NaN."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & ~0xFFFF
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))
+
+
+def to_mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """float32 (rows, n) quantised to MXFP8 in groups of 32 and decoded again, as float32.
+
+    The power of two is the smallest one p with amax / 448 <= p; elements keep four significant bits, in steps of
+    2^-9 p at least. A NaN spoils itself alone: hardware maxima pass it over.
+    """
+    grouped = x.view(x.shape[0], -1, 32)
+    most = grouped.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1, keepdim=True)
+    mantissa, exponent = torch.frexp(most * torch.tensor(1 / 448, dtype=torch.float32, device=x.device))
+    power = (exponent - (mantissa == 0.5).int()).clamp(max=127)
+    power = torch.where(most.isinf(), 127, power)
+    inside = torch.ldexp(grouped.double(), -power).clamp(-448, 448)
+    _, size = torch.frexp(inside)
+    step = torch.exp2((size - 4).clamp(min=-9).double())
+    coded = (inside / step).round() * step
+    coded = torch.where((power <= -127) & ~inside.isnan(), 0.0, coded)
+    return torch.ldexp(coded, power.double()).float().view(x.shape)
