@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -90,6 +90,7 @@ class Context:
         self._find_maps = maps
         self._spoil = spoil
         self._moe: MoeKernel | None = None
+        self._kept: dict[str, Any] = {}
         self._maps: LoadedMaps | None = None
         self._plans: dict[bool, PlanOutcome] = {}
         self._ranks: dict[int, tuple[ExpertsInfo, dict[str, Loaded | StackError]] | StackError] = {}
@@ -133,6 +134,12 @@ class Context:
         loads = {name: [self.loaded(name, rank) for rank in self.ranks] for name in SHARDS}
         zero = frozenset(name for name, ranks in loads.items() if all(one.starts_zero for one in ranks))
         return LoadedMaps({name: [one.seen for one in ranks] for name, ranks in loads.items()}, words, zero)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What several checks of a run share, made by the first that asks; an exception is not kept."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     @property
     def moe(self) -> MoeKernel:

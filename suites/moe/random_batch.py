@@ -1,0 +1,90 @@
+"""Random weights, tokens and routes, what the kernel makes of them on every rank, and how far it may be off.
+
+Gates and ups have a standard deviation of about 7, so that a limit of 10 clamps a good part of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from conformance.context import Context
+from conformance.provenance.checkpoint import Checkpoint, seeded
+from references import routing
+from references.bound import Bounded, bounded, deviations
+from suites.moe import due
+from suites.moe.bench import Bench
+
+BATCHES = (1, 8, 16, 64)
+#: Chance that a right kernel fails any one element of all that a claim compares.
+ALARM = 1e-6
+_SPREAD = 32.0  # x has a standard deviation of this over the root of the hidden size
+
+
+class Batch(NamedTuple):
+    """Tokens of all batch sizes one after the other: x (89, H), ids and weights (89, k)."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+    def parts(self) -> list[tuple[int, slice]]:
+        starts = [sum(BATCHES[:n]) for n in range(len(BATCHES))]
+        return [(m, slice(start, start + m)) for m, start in zip(BATCHES, starts, strict=True)]
+
+
+class Measured(NamedTuple):
+    """By rank: the kernel's output (89, H), run batch by batch, and the reference with its bound."""
+
+    batch: Batch
+    got: list[torch.Tensor]
+    due: list[Bounded]
+    deviations: float
+
+
+def checkpoint(context: Context) -> Checkpoint:
+    return seeded(context.target.seed)
+
+
+def batch(bench: Bench) -> Batch:
+    """Routed as DeepSeek-V4 routes: sqrt(softplus), a bias that only chooses, normalised, scaled by 1.5."""
+    rng = torch.Generator().manual_seed(bench.context.target.seed)
+    tokens = sum(BATCHES)
+    x = torch.randn(tokens, bench.hidden, generator=rng) * (_SPREAD / bench.hidden**0.5)
+    logits = torch.randn(tokens, bench.experts, generator=rng)
+    bias = 0.1 * torch.randn(bench.experts, generator=rng)
+    routed = routing.top_k(logits, bench.slots, "sqrtsoftplus", bias, scale=1.5)
+    return Batch(x.bfloat16().to(bench.device), routed.ids.to(bench.device), routed.weights.to(bench.device))
+
+
+def measured(context: Context) -> Measured:
+    return context.once("moe.random", lambda: _measure(context))
+
+
+def _measure(context: Context) -> Measured:
+    bench, limit = Bench(context), context.geometry.swiglu_limit
+    tokens = batch(bench)
+    allowed = deviations(tokens.x.numel() * len(context.ranks), ALARM)
+    got, right = [], []
+    for rank in context.ranks:
+        own = bench.own(rank)
+        experts = due.experts(checkpoint(context), context.geometry, own, bench.device)
+        right.append(bounded(*tokens, experts, len(own), bench.can.scheme, limit, allowed))
+        with bench.layer(rank, checkpoint(context), limit) as layer:
+            runs = [
+                bench.run(layer, tokens.x[span], tokens.ids[span], tokens.weights[span]) for _, span in tokens.parts()
+            ]
+        got.append(torch.cat(runs))
+    return Measured(tokens, got, right, allowed)
+
+
+def off(got: torch.Tensor, right: Bounded, allowed: float) -> torch.Tensor:
+    """|error| over its bound, element by element: at most 1 for a right kernel. A NaN counts as infinitely off."""
+    ratio = (got.double() - right.value).abs() / right.bound(allowed).clamp(min=torch.finfo(torch.float64).tiny)
+    return ratio.nan_to_num(nan=torch.inf)
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative Frobenius norm of the error."""
+    return float((got.double() - want).norm() / want.norm())

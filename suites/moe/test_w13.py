@@ -1,0 +1,100 @@
+"""W1 and W3 and their scales, read back one input column at a time through a W2 that is a rectangular identity.
+
+W1: up is 1 (-1 for the token -e_k) and gates are 0 or of 128 and more, where SiLU is the identity or nothing: +e_k
+shows the positive codes of column k, -e_k the negative ones. W3: the gate is 32, the output 32 times column k.
+The limit is raised to 2^15, out of the way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.context import Context
+from conformance.errors import NotSupported
+from conformance.geometry import SCALE_GROUP
+from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Constant, Diagonal, Rule, seeded
+from conformance.result import Evidence
+from conformance.stacks.protocols import Stack
+from conformance.suite import claim
+from references.moe_staged import staged_activation
+from suites.moe import due
+from suites.moe.bench import Bench
+from suites.moe.exact import Exact
+
+_LIMIT = 2.0**15
+_LOUD = 14  # the smallest element 0.5 * 2^-6 makes a gate of 128
+_PAIR_OF_ONES = 0x22
+#: On a CPU every n-th input column is probed (all positions within a scale group come up); elsewhere all of them.
+_STEP = 11
+
+
+@claim("moe.exact.w1")
+def w1(stack: Stack, context: Context) -> Evidence:
+    c = seeded(context.target.seed)
+    return _probe(context, "w1", _gates(c.w1, c.w1_scale), "moe.exact.w1", "W1 reads back through the kernel")
+
+
+@claim("moe.exact.w3")
+def w3(stack: Stack, context: Context) -> Evidence:
+    c = seeded(context.target.seed)
+    return _probe(context, "w3", _ups(c.w3, c.w3_scale), "moe.exact.w3", "W3 reads back through the kernel")
+
+
+@claim("moe.exact.w13_scale")
+def w13_scale(stack: Stack, context: Context) -> Evidence:
+    """All codes are 1, so that only scales are seen: the first and the last column of each group."""
+    c, ones = seeded(context.target.seed), Constant(_PAIR_OF_ONES)
+    gates = _probe(context, "w1", _gates(ones, c.w1_scale), "moe.exact.w13_scale", "", edges=True)
+    ups = _probe(context, "w3", _ups(ones, c.w3_scale), "moe.exact.w13_scale", "", edges=True)
+    worse = gates if not gates.ok else ups
+    worse.summary = worse.summary or "every scale of W1 and W3 reads back"
+    worse.findings = (gates.findings + ups.findings)[:12]
+    worse.measured = {"w1": gates.measured, "w3": ups.measured}
+    return worse
+
+
+def _gates(codes: Rule, scales: Rule) -> Checkpoint:
+    ones, one = Constant(_PAIR_OF_ONES), Constant(ONE_SCALE)
+    return Checkpoint(codes, scales, ones, Constant(ONE_SCALE - _LOUD), Diagonal(), one)
+
+
+def _ups(codes: Rule, scales: Rule) -> Checkpoint:
+    ones, one = Constant(_PAIR_OF_ONES), Constant(ONE_SCALE)
+    return Checkpoint(ones, Constant(ONE_SCALE + 5), codes, scales, Diagonal(), one)
+
+
+def _columns(bench: Bench, edges: bool) -> list[int]:
+    hidden = range(bench.hidden)
+    if edges:
+        return [k for k in hidden if k % SCALE_GROUP in (0, SCALE_GROUP - 1)]
+    return list(hidden[::_STEP] if bench.can.experts and bench.hidden > 1024 else hidden)
+
+
+def _probe(
+    context: Context, name: str, checkpoint: Checkpoint, claim_id: str, right: str, edges: bool = False
+) -> Evidence:
+    bench, exact = Bench(context), Exact(Bench(context), claim_id)
+    g = context.geometry
+    if g.intermediate > g.hidden_size:
+        raise NotSupported(f"an intermediate size of {g.intermediate} has no room in {g.hidden_size} outputs")
+    columns = _columns(bench, edges)
+    values = [2.0**_LOUD, -(2.0**_LOUD)] if name == "w1" else [1.0]
+    for rank in context.ranks:
+        own = bench.own(rank)
+        with bench.layer(rank, checkpoint, _LIMIT) as layer:
+            for expert in range(bench.experts):
+                read = due.w13(checkpoint, name, expert, own, bench.hidden, bench.device)[:, columns].T
+                for value in values:
+                    product = read * value
+                    gate, up = (product, value * 2.0**-_LOUD) if name == "w1" else (32.0, product)
+                    gate, up = torch.broadcast_tensors(torch.as_tensor(gate), torch.as_tensor(up))
+                    want = torch.zeros(len(columns), bench.hidden, dtype=torch.float64, device=bench.device)
+                    want[:, own.start : own.stop] = staged_activation(
+                        gate.to(read), up.to(read), bench.can.scheme, _LIMIT
+                    )
+                    got = bench.probe(layer, bench.one_hot(columns, value), expert)
+                    exact.compare(
+                        rank, expert, got, want, lambda token, row: f"{name.upper()} row {row}, column {columns[token]}"
+                    )
+    some = f"{len(columns)} of {bench.hidden} columns of {name.upper()}, all rows"
+    return exact.evidence(right, context.target.seed, [some])
