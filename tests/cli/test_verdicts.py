@@ -57,7 +57,11 @@ def _stacks(monkeypatch):
         ("--profile cpu --stack broken --layers loader", 1, "NO-GO (scope: loader)"),
         ("--profile sm120", 3, "INCOMPLETE"),
         ("--profile sm120 --policy audit", 3, "INCOMPLETE (policy: audit)"),
-        ("--profile cpu --layers moe", 3, None),
+        (
+            "--profile cpu --layers e2e",
+            3,
+            "INCOMPLETE (reference stack: this judges the harness, not a machine; scope: e2e)",
+        ),
         ("--profile cpu --claim plan.accepted", 0, None),
     ],
 )

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import TREE, catalogue
+from conformance import TREE
 from conformance.gate.folder import read_evidence
+from conformance.gate.schedule import planned
+from conformance.gate.settings import Settings, resolve
 from tests.cli.calls import call
 
 GATE = ["gate", "--emulate", "sm120", "--geometry", "deepseek-v4-tiny"]
-IDS = [c.id for c in catalogue.claims().values() if c.layer in ("plan", "loader")]
+IDS = [c.id for c in planned(resolve(Settings(emulate="sm120", geometry="deepseek-v4-tiny")))]
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,11 @@ def _required(**settings) -> list[str]:
 
 
 def test_the_harness_on_its_own_stack_is_asked_what_that_can_do():
-    assert _required(profile="cpu") == _required(emulate="sm120") == PLAN + LOADER
+    """All claims of the layers that have checks, plan and loader at least."""
+    able = {c.layer for c in catalogue.claims().values() if c.check}
+    due = [c.id for c in catalogue.claims().values() if c.layer in able]
+    assert {"plan", "loader"} <= able
+    assert _required(profile="cpu") == _required(emulate="sm120") == due
 
 
 @pytest.mark.parametrize("stack", ["vllm", "vllm,plan=reference"])
@@ -48,7 +52,9 @@ def test_a_gpu_is_asked_for_every_layer(profile):
 @pytest.mark.parametrize("profile", ["cpu", *GPUS])
 def test_the_audit_asks_for_offsets_and_a_moe_test(profile):
     required = _required(profile=profile, policy="audit")
-    assert required == [*LOADER, "moe.tp3.reference"]
+    assert required[: len(LOADER)] == LOADER
+    rest = required[len(LOADER) :]
+    assert rest and all(name.startswith("moe.tp3.") for name in rest)
 
 
 @pytest.mark.parametrize("profile", GPUS)
@@ -57,7 +63,7 @@ def test_release_asks_what_full_does(profile):
 
 
 def test_layers_narrow_the_scope_and_not_what_is_required():
-    assert _required(profile="cpu", layers="plan") == PLAN + LOADER
+    assert _required(profile="cpu", layers="plan") == _required(profile="cpu")
     run = resolve(Settings(geometry="deepseek-v4-tiny", profile="cpu", layers="plan"))
     assert [c.id for c in schedule.planned(run)] == PLAN
 

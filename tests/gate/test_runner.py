@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from conformance import errors
 from conformance.gate.runner import Runner, repeat_command
 from conformance.result import Evidence, Status
+from conformance.stacks import registry
 from tests.gate import fakes
 from tests.gate.fakes import FakeStack, claim, install, resolved
 
@@ -177,6 +179,26 @@ def test_one_stack_is_opened_once_and_closed_once(monkeypatch):
     runner.close()
     runner.close()
     assert [s.closed for s in stacks.values()] == [1, 1]
+
+
+def test_a_plug_in_that_cannot_be_imported_is_missing(monkeypatch):
+    def load():
+        raise ImportError("No module named 'flashinfer'")
+
+    install(monkeypatch, [claim("plan.a")])
+    monkeypatch.setattr(registry, "_known", lambda: {"fake": SimpleNamespace(load=load)})
+    found = Runner(resolved(), lambda result: None).run_claim(claim("plan.a"))
+    assert (str(found.status), found.reason) == ("not-run", "stack fake: ImportError: No module named 'flashinfer'")
+
+
+def test_a_kernel_library_has_neither_planner_nor_loader(monkeypatch):
+    """What it lacks is said where it is asked for, and nowhere else."""
+    library = FakeStack()
+    kernels = SimpleNamespace(name="fake", info=library.info, close=library.close)
+    found, _ = _run(monkeypatch, lambda stack, context: context.plan(), kernels)
+    assert (str(found.status), found.reason) == ("not-supported", "the stack fake has no planner")
+    found, _ = _run(monkeypatch, fakes.passes, kernels)
+    assert found.status is Status.PASS
 
 
 def test_known_results_are_taken_as_they_are(monkeypatch):
