@@ -1,4 +1,4 @@
-"""The stack object: this interpreter's FlashInfer on this machine's first GPU.
+"""The stack object (a kernel library: it neither plans nor loads): this interpreter's FlashInfer on this machine's first GPU.
 
 It runs in the harness's own process, since it shares the GPU's memory with the references: a device error fails the
 claim that met it, and every claim after it.
@@ -7,9 +7,9 @@ claim that met it, and every claim after it.
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from conformance.errors import NotSupported, StackMissing
+from conformance.errors import StackMissing
 from conformance.stacks.protocols import StackInfo
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ class FlashInferStack:
             capabilities=["moe"],
             notes=[f"capability {major}.{minor}, CUDA {torch.version.cuda}"],
         )
-
-    def planner(self) -> NoReturn:
-        raise NotSupported("flashinfer is a kernel library: it plans nothing")
-
-    def loader(self) -> NoReturn:
-        raise NotSupported("flashinfer is a kernel library: it loads no checkpoint")
 
     def moe(self) -> FlashInferMoe:
         from conformance.stacks.flashinfer.moe import FlashInferMoe
