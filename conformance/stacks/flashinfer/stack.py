@@ -1,4 +1,4 @@
-"""The stack object (a kernel library: it neither plans nor loads): this interpreter's FlashInfer on this machine's first GPU.
+"""The stack object (a kernel library: it neither plans nor loads): the FlashInfer of this interpreter on the first GPU.
 
 It runs in the harness's own process, since it shares the GPU's memory with the references: a device error fails the
 claim that met it, and every claim after it.
