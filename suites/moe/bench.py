@@ -27,8 +27,8 @@ class Bench:
         self.experts = min(g.experts, self.can.experts or g.experts)
         #: Slots of a token: the model's, or on a few experts enough to sum more than two.
         self.slots = min(self.experts, max(g.top_k, 3))
-        #: Slots of a token that probes one expert: the others carry weight 0. Two show what more would.
-        self.probe_slots = min(2, self.slots) if self.can.experts else self.slots
+        #: Slots of a token that probes one expert: the others carry weight 0. On a few experts, routing shows those.
+        self.probe_slots = 1 if self.can.experts else self.slots
 
     @property
     def hidden(self) -> int:

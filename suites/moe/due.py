@@ -43,11 +43,18 @@ def w13(checkpoint: Checkpoint, name: str, expert: int, own: Span, hidden: int, 
     )
 
 
-def w2(checkpoint: Checkpoint, expert: int, intermediate: int, hidden: int, device: str) -> torch.Tensor:
-    """W2 of all channels, decoded: (H, intermediate) FP64."""
+def w2(checkpoint: Checkpoint, expert: int, channels: Span, hidden: int, device: str) -> torch.Tensor:
+    """W2 of those channels, whole scale groups, decoded: (H, channels) FP64."""
     return mxfp4.dequantize(
-        checkpoint.w2.block(expert, Span(0, hidden), Span(0, intermediate // ELEMENTS_PER_BYTE), device),
-        checkpoint.w2_scale.block(expert, Span(0, hidden), Span(0, intermediate // SCALE_GROUP), device),
+        checkpoint.w2.block(
+            expert,
+            Span(0, hidden),
+            Span(channels.start // ELEMENTS_PER_BYTE, channels.stop // ELEMENTS_PER_BYTE),
+            device,
+        ),
+        checkpoint.w2_scale.block(
+            expert, Span(0, hidden), Span(channels.start // SCALE_GROUP, channels.stop // SCALE_GROUP), device
+        ),
     )
 
 

@@ -24,7 +24,8 @@ from suites.moe.exact import Exact
 _LIMIT = 2.0**15
 _LOUD = 14  # the smallest element 0.5 * 2^-6 makes a gate of 128
 _PAIR_OF_ONES = 0x22
-#: On a CPU every n-th input column is probed (all positions within a scale group come up); elsewhere all of them.
+#: On a CPU every n-th input column is probed (all positions within a scale group come up), and one end of each scale
+#: group; elsewhere all columns, and both ends.
 _STEP = 11
 
 
@@ -66,14 +67,20 @@ def _ups(codes: Rule, scales: Rule) -> Checkpoint:
 def _columns(bench: Bench, edges: bool) -> list[int]:
     hidden = range(bench.hidden)
     if edges:
-        return [k for k in hidden if k % SCALE_GROUP in (0, SCALE_GROUP - 1)]
-    return list(hidden[::_STEP] if bench.can.experts and bench.hidden > 1024 else hidden)
+        ends = [k for k in hidden if k % SCALE_GROUP in (0, SCALE_GROUP - 1)]
+        return [k for k in ends if k // SCALE_GROUP % 2 == k % 2] if _sparing(bench) else ends
+    return list(hidden[::_STEP] if _sparing(bench) else hidden)
+
+
+def _sparing(bench: Bench) -> bool:
+    return bool(bench.can.experts) and bench.hidden > 1024
 
 
 def _probe(
     context: Context, name: str, checkpoint: Checkpoint, claim_id: str, right: str, edges: bool = False
 ) -> Evidence:
-    bench, exact = Bench(context), Exact(Bench(context), claim_id)
+    bench = Bench(context)
+    exact = Exact(bench, claim_id)
     g = context.geometry
     if g.intermediate > g.hidden_size:
         raise NotSupported(f"an intermediate size of {g.intermediate} has no room in {g.hidden_size} outputs")

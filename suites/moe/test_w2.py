@@ -6,11 +6,14 @@ limit 10), and the output is W2's column i times that: on its own rank, and noth
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.geometry import SCALE_GROUP
+from conformance.provenance.boxes import Span
 from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Constant, Diagonal, seeded
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
@@ -51,34 +54,35 @@ def _probe(bench: Bench, checkpoint: Checkpoint, columns: dict[int, list[int]], 
     h = due.lone_activation(_GATE, 1.0, bench.can.scheme, limit)
     exact = Exact(bench, name)
     for rank, chosen in columns.items():
-        own = bench.own(rank)
+        own, x = bench.own(rank), bench.one_hot(chosen)
+        window = Span(chosen[0] // SCALE_GROUP * SCALE_GROUP, -(-(chosen[-1] + 1) // SCALE_GROUP) * SCALE_GROUP)
         mine = torch.tensor([own.start <= i < own.stop for i in chosen], device=bench.device)
         with bench.layer(rank, checkpoint, limit) as layer:
             for expert in range(bench.experts):
-                whole = due.w2(checkpoint, expert, g.intermediate, bench.hidden, bench.device) * h
-                want = whole[:, chosen].T * mine[:, None]
-                got = bench.probe(layer, bench.one_hot(chosen), expert)
-
-                def where(token: int, column: int, chosen: list[int] = chosen) -> str:
-                    return f"W2 row {column}, column {chosen[token]}"
-
-                def meaning(
-                    token: int,
-                    column: int,
-                    got: torch.Tensor = got,
-                    whole: torch.Tensor = whole,
-                    chosen: list[int] = chosen,
-                ) -> str:
-                    return _column_shown(got[token], whole, chosen[token])
-
-                exact.compare(rank, expert, got, want, where, meaning)
+                near = due.w2(checkpoint, expert, window, bench.hidden, bench.device) * h
+                want = near[:, torch.tensor(chosen) - window.start].T * mine[:, None]
+                got = bench.probe(layer, x, expert)
+                exact.compare(rank, expert, got, want, *_told(bench, checkpoint, expert, chosen, got / h))
     notes = [f"activation {h:g}: gate {_GATE:g}, limit {limit}, {bench.can.scheme}"]
     return exact.evidence(right, bench.context.target.seed, notes)
 
 
-def _column_shown(got: torch.Tensor, whole: torch.Tensor, column: int) -> str:
-    """Which checkpoint column answers instead, by the fingerprint of all its rows."""
-    same = (whole == got.double()[:, None]).all(0).nonzero().flatten().tolist()
-    if not same:
-        return "no column of the checkpoint looks like that"
-    return f"checkpoint column {same[0]} answers, {same[0] - column:+d} off" if bool(got.any()) else "nothing answers"
+def _told(
+    bench: Bench, checkpoint: Checkpoint, expert: int, chosen: list[int], shown: torch.Tensor
+) -> tuple[Callable[[int, int], str], Callable[[int, int], str]]:
+    """Words for a difference: the place, and which checkpoint column answers instead (all of its rows tell)."""
+
+    def where(token: int, row: int) -> str:
+        return f"W2 row {row}, column {chosen[token]}"
+
+    def meaning(token: int, row: int) -> str:
+        if not bool(shown[token].any()):
+            return "nothing answers"
+        g = bench.context.geometry
+        whole = due.w2(checkpoint, expert, Span(0, g.intermediate), g.hidden_size, bench.device)
+        same = (whole == shown[token].double()[:, None]).all(0).nonzero().flatten().tolist()
+        if not same:
+            return "no column of the checkpoint looks like that"
+        return f"checkpoint column {same[0]} answers, {same[0] - chosen[token]:+d} off"
+
+    return where, meaning
