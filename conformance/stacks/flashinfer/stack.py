@@ -36,7 +36,7 @@ class FlashInferStack:
             subject=self.name,
             version=found,
             python=sys.executable,
-            identity={"torch": torch.__version__, "gpu": torch.cuda.get_device_name(0)},
+            identity={"torch": str(torch.__version__), "gpu": torch.cuda.get_device_name(0)},
             backends=["flashinfer_cutlass"],
             capabilities=["moe"],
             notes=[f"capability {major}.{minor}, CUDA {torch.version.cuda}"],
