@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import loader, plan
+from conformance.faults import loader, moe, plan
+from conformance.faults.kernel import MoeFault
 from conformance.faults.seams import LoaderFault
 from conformance.stacks.protocols import PlanOutcome
 
@@ -22,11 +23,16 @@ class Fault(NamedTuple):
     seen_in: str = ""
     plan: Callable[[PlanOutcome], PlanOutcome] | None = None
     loader: LoaderFault | None = None
+    moe: MoeFault | None = None
     rounded: bool = False
 
     @property
     def layer(self) -> str:
-        return "plan" if self.plan else "loader"
+        return "plan" if self.plan else "loader" if self.loader else "moe"
+
+
+def _moe(*names: str) -> tuple[str, ...]:
+    return tuple(f"moe.{name}" for name in names)
 
 
 def _all(tensors: str, *kinds: str) -> tuple[str, ...]:
@@ -183,6 +189,129 @@ _WRITTEN = (
         _all("w2", "offsets"),
         loader=loader.one_expert_wrong,
     ),
+    Fault(
+        "moe-unit-blind",
+        "the kernel is fed by a loader that strides W2 bytes and scales by the padded kernel width",
+        _moe("exact.w2", "exact.w2_scale", "exact.dense", "tails.zero", "bound.random", "tp3.reference"),
+        "vLLM 45c1582e9",
+        moe=moe.unit_blind,
+        rounded=True,
+    ),
+    Fault(
+        "moe-half-fix",
+        "the kernel is fed by a loader that strides only the W2 bytes by the padded kernel width",
+        _moe("exact.w2", "exact.dense", "tails.zero", "bound.random", "tp3.reference"),
+        "vLLM 45c1582e9 with B12X scale metadata",
+        moe=moe.half_fix,
+        rounded=True,
+    ),
+    Fault(
+        "moe-w1-w3-swapped",
+        "the kernel takes W3 for the gate and W1 for up",
+        _moe("exact.w1", "exact.w3", "exact.dense", "swiglu.clamp", "bound.random", "tp3.reference"),
+        "SGLang #32430",
+        moe=moe.swapped,
+    ),
+    Fault(
+        "moe-w13-scales-swapped",
+        "the kernel takes W3's scales for W1 and W1's for W3",
+        _moe("exact.w13_scale", "bound.random"),
+        "SGLang #32430 (scales)",
+        moe=moe.swapped_scales,
+    ),
+    Fault(
+        "moe-clamp-missing",
+        "no SwiGLU limit",
+        _moe("swiglu.clamp", "bound.random", "tp3.reference"),
+        "SGLang #23776, vLLM #40950",
+        moe=moe.clamp_missing,
+    ),
+    Fault("moe-clamp-after-silu", "SiLU first, then the limit", _moe("swiglu.clamp"), moe=moe.clamp_after_silu),
+    Fault(
+        "moe-clamp-both-sides",
+        "the gate is clamped from below too",
+        _moe("swiglu.clamp"),
+        moe=moe.clamp_both_sides,
+    ),
+    Fault(
+        "moe-lost-scale-group",
+        "one scale group of W2 is lost in one expert",
+        _moe("exact.w2", "exact.w2_scale", "exact.dense", "bound.random"),
+        moe=moe.lost_scale_group,
+    ),
+    Fault(
+        "moe-lost-channel",
+        "one channel of W2 is lost in one expert",
+        _moe("exact.w2", "exact.dense", "bound.random"),
+        moe=moe.lost_channel,
+    ),
+    Fault(
+        "moe-expert-scaled",
+        "one expert counts 2 % too much",
+        _moe("exact.w2", "bound.random"),
+        moe=moe.one_expert_scaled,
+    ),
+    Fault(
+        "moe-expert-scale-stride",
+        "every expert but the first reads the scales of the one before",
+        _moe("exact.w2", "exact.w2_scale", "exact.w13_scale", "bound.random", "tp3.reference"),
+        "vLLM #35497",
+        moe=moe.expert_scale_stride,
+    ),
+    Fault(
+        "moe-stale-tail",
+        "garbage in W13's padding, which meets zeros in W2",
+        _moe("tails.zero"),
+        "FlashInfer #2861, vLLM #38148",
+        moe=moe.stale_tail,
+        rounded=True,
+    ),
+    Fault(
+        "moe-rank-dropped",
+        "the last rank's part is missing from the sum",
+        _moe("exact.w2", "bound.random", "tp3.reference"),
+        moe=moe.dropped_rank,
+    ),
+    Fault(
+        "moe-rank-doubled",
+        "the last rank's part is summed twice",
+        _moe("exact.w2", "bound.random", "tp3.reference"),
+        moe=moe.doubled_rank,
+    ),
+    Fault(
+        "moe-weight-twice",
+        "routing weights are applied twice",
+        _moe("routing.experts", "bound.random", "tp3.reference"),
+        moe=moe.weight_twice,
+    ),
+    Fault(
+        "moe-map-off-by-one",
+        "expert e's tokens go to expert e + 1",
+        _moe("routing.experts", "exact.w2", "exact.w1", "exact.w3", "bound.random"),
+        "vLLM #35497 (stride)",
+        moe=moe.map_off_by_one,
+    ),
+    Fault(
+        "moe-not-written",
+        "the last token's output is never written",
+        _moe("exact.w2", "routing.experts", "bound.random", "tp3.reference"),
+        moe=moe.not_written,
+    ),
+    Fault(
+        "moe-bf16-sum",
+        "slots are summed in BF16, although FP32 is declared",
+        _moe("exact.sum"),
+        "FlashInfer's fused finalize",
+        moe=moe.bf16_sum,
+    ),
+    Fault(
+        "moe-nan-swallowed",
+        "NaN and Inf in the input become zeros",
+        _moe("nan.visible"),
+        "FlashInfer's SM90 clamp",
+        moe=moe.nan_swallowed,
+    ),
+    Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
 )
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in _WRITTEN}

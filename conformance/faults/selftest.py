@@ -9,12 +9,15 @@ from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
+from conformance.faults.kernel import FaultyMoe
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import Stack, StackOptions
 from references import plan
+
+Statuses = dict[str, tuple[Status, str]]
 
 #: Small, and yet nothing in it divides by 3: 256 channels are 96/96/64 of kernel width 128.
 GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "sm120"
@@ -61,10 +64,15 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
             raise nearest(name, FAULTS, "fault")
     target = _target(backend or BACKEND)
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
-    stack = registry.open_stack(stack_name, msgspec.structs.replace(options, emulate=padding))
+    arithmetic = hardware_profiles.load(PROFILE).arithmetic
+    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic)
+    stack = registry.open_stack(stack_name, emulated)
     try:
-        clean = _statuses(stack, Context(target, stack.planner(), stack.loader()), ("plan", "loader"))
-        planted = [_plant(stack, target, FAULTS[i], clean) for i in only or FAULTS]
+        chosen = [FAULTS[i] for i in only or FAULTS]
+        context = _context(stack, target)
+        layers = ("plan", "loader", *({"moe"} & {fault.layer for fault in chosen}))
+        clean = _statuses(stack, context, layers)
+        planted = [_plant(stack, target, fault, clean, context) for fault in chosen]
     finally:
         stack.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
@@ -97,22 +105,40 @@ def _target(backend: str) -> Target:
     )
 
 
-def _statuses(stack: Stack, context: Context, layers: tuple[str, ...]) -> dict[str, tuple[Status, str]]:
+def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Context | None = None) -> Context:
+    """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
+    planner, loader = stack.planner(), stack.loader()
+    opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
+    if fault and fault.plan:
+        planner = FaultyPlanner(planner, fault.plan)
+    if fault and fault.loader:
+        loader = FaultyLoader(loader, fault.loader)
+    if fault and fault.moe:
+        moe = fault.moe
+        spoil = moe.spoil
+        if opened:
+            clean_kernel = opened
+            opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
+        if moe.loader:
+            fed_by, clean = FaultyLoader(loader, moe.loader), None
+    source = clean or Context(target, planner, fed_by)
+    return Context(target, planner, loader, opened, lambda: source.measured_maps(f"the loader of {stack.name}"), spoil)
+
+
+def _statuses(stack: Stack, context: Context, layers: tuple[str, ...], only: tuple[str, ...] = ()) -> Statuses:
     found = {}
     for claim in catalogue.claims().values():
-        if claim.layer in layers and claim.check and not claim.not_applicable(context.geometry):
+        wanted = claim.id in only if only else claim.layer in layers
+        if wanted and claim.check and not claim.not_applicable(context.geometry):
             status, reason, _ = evaluate(claim, stack, context)
             found[claim.id] = status, reason
     return found
 
 
-def _plant(stack: Stack, target: Target, fault: Fault, clean: dict[str, tuple[Status, str]]) -> Planted:
-    planner, loader = stack.planner(), stack.loader()
-    if fault.plan:
-        planner = FaultyPlanner(planner, fault.plan)
-    if fault.loader:
-        loader = FaultyLoader(loader, fault.loader)
-    statuses = _statuses(stack, Context(target, planner, loader), (fault.layer,))
+def _plant(stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
+    context = _context(stack, target, fault, clean_context)
+    # Of the MoE layer only the claims that the fault names: the whole layer takes as long as all the others together.
+    statuses = _statuses(stack, context, (fault.layer,), fault.claims if fault.moe else ())
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}
     fails_clean = [i for i in fault.claims if i not in passes_clean]

@@ -52,7 +52,7 @@ class _Matrix:
         """x (M, n) float32 -> x W^T (M, rows)."""
         grouped = x.view(x.shape[0], -1, _GROUP)
         groups = (((grouped != 0).any(-1).any(0)) | self._nan).nonzero().flatten()
-        by_group = self._codes.view(len(self._codes), -1, _GROUP // 2)
+        by_group = self._codes.unflatten(1, (self._scales.shape[1], _GROUP // 2))
         part = numerics.weights(by_group[:, groups].flatten(1), self._scales[:, groups])
         product = grouped[:, groups].flatten(1) @ part.T
         if self._used is None:
@@ -67,11 +67,20 @@ def _rows_in_use(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor | No
     return None if bool(used.all()) else used.nonzero().flatten()
 
 
+def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: float, beta: float) -> torch.Tensor:
+    """Limits as tensors: their minimum and maximum let a NaN through."""
+    if limit is not None:
+        ceiling = torch.full_like(gate, limit)
+        gate, up = torch.minimum(gate, ceiling), torch.maximum(torch.minimum(up, ceiling), -ceiling)
+    return gate / (1 + torch.exp(-alpha * gate)) * (up + beta)
+
+
 class ReferenceMoeLayer:
-    """One rank. `output` (M, H) is what this rank adds: the caller sums ranks."""
+    """One rank. `out` is what it adds: the caller sums ranks. `activation` may be replaced by a planted fault."""
 
     def __init__(self, request: MoeRequest, scheme: str, device: str):
         self._request, self._mxfp8 = request, scheme == "mxfp8"
+        self.activation = swiglu
         self._weights: LoadedWeights = request.weights
         self._device = device
         w13, w2 = request.weights.info("w13_weight"), request.weights.info("w2_weight")
@@ -123,12 +132,8 @@ class ReferenceMoeLayer:
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         w13, w2 = self._experts[expert]
         gate, up = numerics.to_bf16(w13.times(x)).chunk(2, dim=1)
-        limit = self._request.limit
-        if limit is not None:
-            ceiling = torch.full_like(gate, limit)
-            gate, up = torch.minimum(gate, ceiling), torch.maximum(torch.minimum(up, ceiling), -ceiling)
-        swish = gate / (1 + torch.exp(-self._request.alpha * gate))
-        h = numerics.to_bf16(swish * (up + self._request.beta))
+        r = self._request
+        h = numerics.to_bf16(self.activation(gate, up, r.limit, r.alpha, r.beta))
         if self._mxfp8:
             h = numerics.to_mxfp8(h)
         return numerics.to_bf16(w2.times(h))

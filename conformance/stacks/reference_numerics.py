@@ -31,9 +31,9 @@ def _pairs(device: torch.device) -> torch.Tensor:
 
 def weights(packed: torch.Tensor, scale_bytes: torch.Tensor) -> torch.Tensor:
     """MXFP4 (rows, bytes) and its scales (rows, bytes / 16) -> float32 (rows, 2 bytes)."""
-    rows = packed.shape[0]
+    rows, groups = scale_bytes.shape
     elements = _pairs(packed.device).index_select(0, packed.flatten().int()).view(torch.float32)
-    return elements.view(rows, -1, 32).mul_(scales(scale_bytes)[:, :, None]).view(rows, -1)
+    return elements.view(rows, groups, 32).mul_(scales(scale_bytes)[:, :, None]).flatten(1)
 
 
 def to_bf16(x: torch.Tensor) -> torch.Tensor:

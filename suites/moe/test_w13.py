@@ -68,12 +68,8 @@ def _columns(bench: Bench, edges: bool) -> list[int]:
     hidden = range(bench.hidden)
     if edges:
         ends = [k for k in hidden if k % SCALE_GROUP in (0, SCALE_GROUP - 1)]
-        return [k for k in ends if k // SCALE_GROUP % 2 == k % 2] if _sparing(bench) else ends
-    return list(hidden[::_STEP] if _sparing(bench) else hidden)
-
-
-def _sparing(bench: Bench) -> bool:
-    return bool(bench.can.experts) and bench.hidden > 1024
+        return [k for k in ends if k // SCALE_GROUP % 2 == k % 2] if bench.can.experts else ends
+    return list(hidden[::_STEP] if bench.can.experts else hidden)
 
 
 def _probe(

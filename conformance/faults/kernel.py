@@ -1,0 +1,124 @@
+"""The seam of the MoE layer: the weights that the kernel is given, what it is asked, its activation, its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from conformance.errors import NotSupported
+from conformance.faults.seams import LoaderFault
+from conformance.stacks.protocols import (
+    LoadedWeights,
+    MoeCapabilities,
+    MoeKernel,
+    MoeLayer,
+    MoeRequest,
+    ParameterInfo,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Activation(Protocol):
+    def __call__(
+        self, gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: float, beta: float
+    ) -> torch.Tensor: ...
+
+
+class Run(NamedTuple):
+    """One call of the kernel. `inner` runs the clean kernel; `number` counts a layer's calls from 0."""
+
+    inner: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    request: MoeRequest
+    number: int
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    out: torch.Tensor
+
+
+class MoeFault(NamedTuple):
+    """Each hook may be None.
+
+    `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
+    (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
+    activation itself (only where the layer lets it), `run` the call.
+    """
+
+    loader: LoaderFault | None = None
+    weights: Callable[[str, int, torch.Tensor], None] | None = None
+    from_expert: Callable[[str, int], int] | None = None
+    limit: Callable[[float | None], float | None] | None = None
+    activation: Activation | None = None
+    run: Callable[[Run], None] | None = None
+
+    def spoil(self, weights: LoadedWeights, rank: int) -> LoadedWeights:
+        return _SpoiltWeights(weights, self) if self.weights or self.from_expert else weights
+
+
+class _SpoiltWeights:
+    def __init__(self, inner: LoadedWeights, fault: MoeFault):
+        self._inner, self._fault = inner, fault
+
+    def info(self, parameter: str) -> ParameterInfo:
+        return self._inner.info(parameter)
+
+    def read(self, parameter: str, first: int, last: int, device: str = "cpu") -> torch.Tensor:
+        data = self._inner.read(parameter, first, last, device)
+        for expert in range(first, last):
+            if self._fault.from_expert and (other := self._fault.from_expert(parameter, expert)) != expert:
+                data[expert - first] = self._inner.read(parameter, other, other + 1, device)[0]
+            if self._fault.weights:
+                self._fault.weights(parameter, expert, data[expert - first])
+        return data
+
+
+class FaultyMoe:
+    def __init__(self, inner: MoeKernel, fault: MoeFault):
+        self._inner, self._fault = inner, fault
+
+    def capabilities(self) -> MoeCapabilities:
+        return self._inner.capabilities()
+
+    def open(self, request: MoeRequest) -> MoeLayer:
+        import msgspec
+
+        asked = request
+        if self._fault.limit:
+            asked = msgspec.structs.replace(request, limit=self._fault.limit(request.limit))
+        layer = self._inner.open(asked)
+        if self._fault.activation:
+            if not hasattr(layer, "activation"):
+                raise NotSupported("this kernel's activation cannot be replaced")
+            layer.activation = self._fault.activation
+        return _FaultyLayer(layer, self._fault, request)
+
+
+class _FaultyLayer:
+    def __init__(self, inner: MoeLayer, fault: MoeFault, request: MoeRequest):
+        self._inner, self._fault, self._request = inner, fault, request
+        self._calls = 0
+
+    def run(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        tactic: int | None = None,
+    ) -> None:
+        def inner(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+            self._inner.run(x, ids, weights, out, tactic)
+
+        if self._fault.run:
+            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out))
+        else:
+            inner(x, ids, weights, out)
+        self._calls += 1
+
+    def tactics(self) -> int:
+        return self._inner.tactics()
+
+    def close(self) -> None:
+        self._inner.close()
