@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+import hardware_profiles
 from conformance import catalogue
 from conformance.catalogue import Claim
 from conformance.gate.settings import Resolved, Settings, resolve
 from conformance.result import ClaimResult, Evidence, Finding, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import StackInfo
+from hardware_profiles import MustPass
 
 
 def passes(stack: Any, context: Any) -> Evidence:
@@ -35,6 +37,14 @@ def claim(name: str, check: str = "passes", group: str = "", needs_geometry: Ite
         check=f"tests.gate.fakes:{check}" if check else "",
         needs_geometry=tuple(needs_geometry),
     )
+
+
+_load = hardware_profiles.load
+#: What the cpu profile asks for: of our own stack plan.*, of any other everything, and the audit's own claims.
+MUST_PASS = (
+    MustPass("full", "reference", "*", (), ("plan.*",)),
+    MustPass("audit", "*", "*", (), ("loader.*", "moe.tp3.*")),
+)
 
 
 class FakeStack:
@@ -71,10 +81,13 @@ def install(
     needs: dict[str, tuple[str, ...]] | None = None,
     stacks: dict[str, Any] | None = None,
 ) -> None:
-    """Replace the catalogue, its dependencies and the stacks; a stack is an object, or a function of options."""
+    """Replace the catalogue, its dependencies, the cpu profile's must-pass lists and the stacks; a stack is an object,
+    or a function of options."""
     known = {c.id: c for c in claims}
     monkeypatch.setattr(catalogue, "claims", lambda: known)
     monkeypatch.setattr(catalogue, "dependencies", lambda: needs or {})
+    cpu = hardware_profiles.load("cpu")._replace(must_pass=MUST_PASS)
+    monkeypatch.setattr(hardware_profiles, "load", lambda name: cpu if name == "cpu" else _load(name))
 
     def point(stack: Any) -> Any:
         opener = stack if callable(stack) else lambda options: stack

@@ -18,8 +18,8 @@ from conformance.gate.schedule import planned
 from conformance.gate.settings import Settings, resolve
 from tests.cli.calls import call
 
-GATE = ["gate", "--emulate", "sm120", "--geometry", "deepseek-v4-tiny"]
-IDS = [c.id for c in planned(resolve(Settings(emulate="sm120", geometry="deepseek-v4-tiny")))]
+GATE = ["gate", "--emulate", "sm120", "--geometry", "deepseek-v4-tiny", "--layers", "plan,loader"]
+IDS = [c.id for c in planned(resolve(Settings(emulate="sm120", geometry="deepseek-v4-tiny", layers="plan,loader")))]
 
 
 @pytest.fixture(autouse=True)
