@@ -177,7 +177,7 @@ class Context:
         return outcome
 
     def _measure(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
-        from conformance.provenance.measure import measure  # torch: collecting the suites must not draw it in
+        from conformance.provenance.measure import Due, measure_layer  # torch: collecting must not draw it in
 
         t = self.target
         experts = t.geometry.experts
@@ -186,17 +186,23 @@ class Context:
         except StackRefused as refusal:
             raise Blocked(f"the stack refuses to build it: {refusal}") from None
         outcomes: dict[str, Loaded | StackError] = {}
+        due: dict[str, Due] = {}
         try:
             for parameter, shards in SHARDS.items():
+                info = layer.info.parameters.get(parameter)
                 try:
-                    info = layer.info.parameters.get(parameter)
                     if info is None:
                         raise NotSupported(f"the layer as built has no {parameter}")
-                    due = due_map(t, rank, parameter, info, experts)
-                    shape = t.geometry.checkpoint_shape(parameter)
-                    seen = measure(layer, due, shards, shape, t.seed + rank)
+                    due_boxes = due_map(t, rank, parameter, info, experts)
+                    due[parameter] = Due(due_boxes, shards, t.geometry.checkpoint_shape(parameter))
+                except StackError as error:
+                    outcomes[parameter] = error
+            for parameter, seen in (measure_layer(layer, due, t.seed + rank) if due else {}).items():
+                try:
+                    if isinstance(seen, StackError):
+                        raise seen
                     starts_zero = not any(bool(layer.initial(parameter, e).any()) for e in {0, experts - 1})
-                    outcomes[parameter] = Loaded(due, seen, starts_zero)
+                    outcomes[parameter] = Loaded(due[parameter].map, seen, starts_zero)
                 except StackError as error:
                     outcomes[parameter] = error
         finally:

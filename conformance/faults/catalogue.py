@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import loader, moe, plan
+from conformance.faults import history, loader, moe, narrow, plan
 from conformance.faults.kernel import MoeFault
 from conformance.faults.seams import LoaderFault
 from conformance.stacks.protocols import PlanOutcome
@@ -182,6 +182,80 @@ _WRITTEN = (
         ("loader.moe.experts",),
         "vLLM #35497 (stride)",
         loader=loader.shifted_experts,
+    ),
+    Fault("rank0-off", "W2 one scale group off on rank 0 only", ("loader.w2.offsets",), loader=narrow.rank0_off),
+    Fault(
+        "middle-expert-off",
+        "W13 one row off in one expert in the middle only",
+        ("loader.w13.offsets",),
+        loader=narrow.middle_expert_off,
+    ),
+    Fault("w3-scales-off", "W3's scales one row off", ("loader.w13_scale.offsets",), loader=narrow.w3_off),
+    Fault("columns-rolled", "W1's bytes rolled within each row", ("loader.w13.offsets",), loader=narrow.columns_rolled),
+    Fault("rows-rolled", "W2's scale rows rolled", ("loader.w2_scale.offsets",), loader=narrow.rows_rolled),
+    Fault(
+        "slice-end-lost",
+        "the last W2 scale group of every slice is zero",
+        (*_all("w2_scale", "offsets", "partition"), "loader.w2.alignment"),
+        loader=narrow.slice_end_lost,
+    ),
+    Fault(
+        "inner-row-lost",
+        "a W3 row in the middle of the slice repeats the one before it",
+        _all("w13", "offsets", "partition"),
+        loader=narrow.inner_row_lost,
+    ),
+    Fault(
+        "tail-of-last-expert",
+        "garbage in the padding of the last expert of the last rank only",
+        ("loader.w2.tails",),
+        loader=narrow.tail_of_last_expert,
+    ),
+    Fault("scales-swapped", "W1's and W3's scales swapped", ("loader.w13.order",), loader=narrow.scales_swapped),
+    Fault("scales-shifted", "scales one expert ahead", ("loader.moe.experts",), loader=narrow.scales_shifted),
+    Fault("nan-tail", "padding filled with 0xFF, NaN as a scale", _all(_EVERY, "tails"), loader=history.nan_tail),
+    Fault("zero-becomes-one", "W2 bytes of value 0 become 1", ("loader.w2.offsets",), loader=history.zero_becomes_one),
+    Fault(
+        "nan-scale-dropped",
+        "W2 scale 0xFF becomes 0xFE",
+        ("loader.w2_scale.offsets",),
+        loader=history.nan_scale_dropped,
+    ),
+    Fault(
+        "all-zero-skipped",
+        "a tensor of zeros is not loaded",
+        _all(_EVERY, "offsets"),
+        loader=history.all_zero_skipped,
+    ),
+    Fault(
+        "second-load-ignored",
+        "an expert that was loaded before keeps its old bytes",
+        _all(_EVERY, "offsets"),
+        loader=history.second_ignored,
+    ),
+    Fault(
+        "scales-first-ignored",
+        "scales are dropped as long as no weight has been loaded",
+        ("loader.w2_scale.offsets",),
+        loader=history.scales_first_ignored,
+    ),
+    Fault(
+        "descending-ignored",
+        "an expert after a higher one is not loaded",
+        _all(_EVERY, "offsets"),
+        loader=history.descending_ignored,
+    ),
+    Fault(
+        "neighbour-destroyed",
+        "loading W2's scales zeroes the expert's W13",
+        ("loader.w13.offsets",),
+        loader=history.neighbour_destroyed,
+    ),
+    Fault(
+        "other-half-destroyed",
+        "loading W1 zeroes W3",
+        ("loader.w13.offsets",),
+        loader=history.other_half_destroyed,
     ),
     Fault(
         "one-expert-wrong",

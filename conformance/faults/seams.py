@@ -86,15 +86,26 @@ class Load(NamedTuple):
         return self.part.narrow(self.dim, self.size, self.width - self.size)
 
 
+class Call(NamedTuple):
+    """One call of the loader."""
+
+    parameter: str
+    shard: str
+    expert: int
+
+
 class LoaderFault(NamedTuple):
     """Each hook may be None. `rank` and `target` misdirect a call, `after` changes what it left behind.
 
-    `wider`: elements by which every parameter seems to be built too wide, filled with zeros.
+    `ignores` tells of a call, given those before it, whether it is quietly not done; `beside` may do anything to the
+    layer once a call is done. `wider`: elements by which every parameter seems to be built too wide, filled with zeros.
     """
 
     rank: Callable[[ExpertsRequest], int] | None = None
-    target: Callable[[ExpertsRequest, str, int], tuple[str, int]] | None = None  # (shard, expert) -> the same, wrong
+    target: Callable[[ExpertsRequest, Call], tuple[str, int]] | None = None  # -> (shard, expert), wrong
     after: Callable[[Load], None] | None = None
+    ignores: Callable[[Call, list[Call], torch.Tensor], bool] | None = None
+    beside: Callable[[ExpertsLayer, Call, list[Call]], None] | None = None
     uninitialised: bool = False
     wider: int = 0
 
@@ -122,6 +133,7 @@ class _FaultyExperts:
     def __init__(self, inner: ExpertsLayer, fault: LoaderFault, request: ExpertsRequest):
         self._inner, self._fault, self._request = inner, fault, request
         self._prefill: dict[str, int] = {}
+        self._calls: list[Call] = []
         self.info: ExpertsInfo = _widened(inner.info, fault.wider)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
@@ -136,26 +148,25 @@ class _FaultyExperts:
         self._inner.fill(parameter, value)
 
     def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
+        call, before = Call(parameter, shard, expert), self._calls[:]
+        self._calls.append(call)
+        if self._fault.ignores and self._fault.ignores(call, before, source):
+            return
         if self._fault.target:
-            shard, expert = self._fault.target(self._request, shard, expert)
+            shard, expert = self._fault.target(self._request, call)
         self._inner.load(parameter, shard, expert, source)
         if self._fault.after:
-            data = self._inner.read(parameter, expert).clone()
-            halves = data.chunk(len(SHARDS[parameter]), dim=0)
-            part = halves[SHARDS[parameter].index(shard)]
-            self._fault.after(
-                Load(
-                    self._request,
-                    parameter,
-                    shard,
-                    expert,
-                    source,
-                    data,
-                    part,
-                    self._prefill.get(parameter, 0),
-                )
-            )
-            self._inner.write(parameter, expert, data)
+            self._change(Call(parameter, shard, expert), source)
+        if self._fault.beside:
+            self._fault.beside(self._inner, call, before)
+
+    def _change(self, call: Call, source: torch.Tensor) -> None:
+        assert self._fault.after is not None
+        whole = self._inner.read(call.parameter, call.expert).clone()
+        names = SHARDS[call.parameter]
+        part = whole.chunk(len(names), dim=0)[names.index(call.shard)]
+        self._fault.after(Load(self._request, *call, source, whole, part, self._prefill.get(call.parameter, 0)))
+        self._inner.write(call.parameter, call.expert, whole)
 
     def read(self, parameter: str, expert: int) -> torch.Tensor:
         return self._wide(parameter, self._inner.read(parameter, expert))

@@ -21,6 +21,10 @@ _STATES = {
 }
 
 
+#: What is untouched keeps any prefill; what is written with 255 does not.
+_OTHER_PREFILL = 0xA5
+
+
 def trace(
     layer: ExpertsLayer,
     parameter: str,
@@ -38,9 +42,9 @@ def trace(
     slab, tensors = rows * cols, [(shard, expert) for shard in shards for expert in experts]
     source = layer.allocate(slab)
 
-    def load_all(mark: Callable[[int], object]) -> list[torch.Tensor]:
+    def load_all(mark: Callable[[int], object], prefill: int = positions.PREFILL) -> list[torch.Tensor]:
         """Load every tensor, `mark`ing the source before each, then read every listed expert."""
-        layer.fill(parameter, positions.PREFILL)
+        layer.fill(parameter, prefill)
         for number, (shard, expert) in enumerate(tensors):
             mark(number)
             layer.load(parameter, shard, expert, source.view(rows, cols))
@@ -55,11 +59,14 @@ def trace(
         digits = positions.digit(numbers, index).tolist()
         of_tensors.append(load_all(partial(_fill, source, digits)))
 
+    again = load_all(lambda number: None, _OTHER_PREFILL)
+
     found: list[Box] = []
     for e, expert in enumerate(experts):
         byte = positions.decode([seen[e] for seen in of_bytes], slab)
         tensor = positions.decode([seen[e] for seen in of_tensors], len(tensors))
         place = _combined(byte, tensor, slab)
+        place[(place == positions.UNTOUCHED) & (again[e] != _OTHER_PREFILL)] = positions.UNKNOWN
         found += _boxes(place, expert, shards, experts, rows, cols)
     info = layer.info.parameters[parameter]
     shape_loaded = (max(experts) + 1, info.rows, info.cols)

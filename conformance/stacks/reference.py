@@ -100,23 +100,24 @@ class ReferenceLoader:
 
 
 class Arena:
-    """Memory that parameters take turns in: first use of fresh pages costs more than everything else here."""
+    """Memory that layers take turns in: first use of fresh pages costs more than everything else here."""
 
     def __init__(self) -> None:
         self._memory: torch.Tensor | None = None
 
-    def zeros(self, shape: tuple[int, int, int]) -> torch.Tensor:
+    def zeros(self, sizes: list[int]) -> list[torch.Tensor]:
+        """Flat uint8 tensors of those sizes, all zero. Those that were handed out before are overwritten."""
         import torch
 
-        size = shape[0] * shape[1] * shape[2]
-        if self._memory is None or self._memory.numel() < size:
+        total = sum(sizes)
+        if self._memory is None or self._memory.numel() < total:
             self._memory = None
-            self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory[:size].view(shape).zero_()
+            self._memory = torch.empty(total, dtype=torch.uint8)
+        return list(self._memory[:total].zero_().split(sizes))
 
 
 class ReferenceExperts:
-    """One rank's routed experts. Only the parameter in use is held: a whole layer would be 1.3 GB a rank."""
+    """One rank's routed experts: 1.3 GB for V4-Flash at TP3, in memory that all ranks take turns in."""
 
     def __init__(self, request: ExpertsRequest, intermediate_step: int, hidden_step: int, arena: Arena):
         self._arena = arena
@@ -137,7 +138,7 @@ class ReferenceExperts:
             logical_width=self._share,
             backend=request.backend,
         )
-        self._held: tuple[str, torch.Tensor] | None = None
+        self._held: dict[str, torch.Tensor] | None = None
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         import torch
@@ -145,10 +146,11 @@ class ReferenceExperts:
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def _data(self, parameter: str) -> torch.Tensor:
-        if self._held is None or self._held[0] != parameter:
-            p = self.info.parameters[parameter]
-            self._held = parameter, self._arena.zeros((self._experts, p.rows, p.cols))
-        return self._held[1]
+        if self._held is None:
+            shapes = {name: (self._experts, p.rows, p.cols) for name, p in self.info.parameters.items()}
+            flat = self._arena.zeros([e * rows * cols for e, rows, cols in shapes.values()])
+            self._held = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), flat, strict=True)}
+        return self._held[parameter]
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
         import torch

@@ -35,7 +35,7 @@ class Fill(NamedTuple):
     value: int
 
 
-#: The number of a constant byte c in 1..254 is CONSTANT - c.
+#: The number of a constant byte c in 1..255 is CONSTANT - c.
 CONSTANT = -100
 #: (shard, expert) -> what loading that tensor does
 Program = Callable[[str, int], list[Copy | Fill]]
@@ -44,7 +44,7 @@ Program = Callable[[str, int], list[Copy | Fill]]
 class MemoryLayer:
     """One parameter `w` of shape (experts, rows, cols). `truth` numbers every byte as tests.provenance.cells does.
 
-    Of constant bytes, 0 is ZERO and 255, the prefill's own byte, is UNTOUCHED.
+    Of constant bytes, 0 is ZERO; what a fill left and no load has changed is UNTOUCHED.
     """
 
     def __init__(self, shape: tuple[int, int, int], shards: tuple[str, ...], program: Program, name: str = "w"):
@@ -62,7 +62,7 @@ class MemoryLayer:
 
     def fill(self, parameter: str, value: int) -> None:
         self.data.fill_(value)
-        self.truth[:] = _constant(value)
+        self.truth[:] = UNTOUCHED
 
     def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
         self.loads.append((shard, expert))
@@ -91,4 +91,4 @@ class MemoryLayer:
 
 
 def _constant(value: int) -> int:
-    return {0: ZERO, 255: UNTOUCHED}.get(value, CONSTANT - value)
+    return ZERO if value == 0 else CONSTANT - value

@@ -32,11 +32,14 @@ def _case(rows: int, cols: int, width: int, start: int, size: int, hidden: int):
 
 def _verify(due: ProvenanceMap, program, shape: tuple[int, int], spoil=None):
     layer = MemoryLayer(due.shape, ("w2",), program)
-    windows = fingerprint.Windows(layer, shape, ("w2",), EXPERTS, seed=1)
-    fingerprint.load_all(layer, "w", windows, ("w2",), EXPERTS)
+    experts = list(range(EXPERTS))
+    windows = fingerprint.Windows(layer, shape, ("w2",), experts, seed=1)
+    layer.fill("w", windows.prefill)
+    for expert in experts:
+        layer.load("w", "w2", expert, windows.source("w2", expert))
     if spoil:
         spoil(layer.data)
-    return fingerprint.verify(layer, due, windows)
+    return fingerprint.verify(layer, due, windows, experts)
 
 
 #: (rows, source bytes a row, destination bytes a row, first byte, bytes, destination rows)
@@ -56,8 +59,8 @@ WIDTHS = {
 def test_a_right_load_is_vouched_for(name):
     rows, cols, width, start, size, hidden = WIDTHS[name]
     due, right = _case(rows, cols, width, start, size, hidden)
-    tails, wrong = _verify(due, right, (rows, cols))
-    assert wrong == []
+    tails, wrong, uneven = _verify(due, right, (rows, cols))
+    assert wrong == uneven == []
     assert tails == {i: State.ZERO for i, box in enumerate(due.boxes) if box.state is State.ZERO}
     assert fingerprint.seen(due, tails).boxes == due.boxes
 
@@ -130,23 +133,23 @@ def test_one_expert_in_two_slots():
 
 
 def test_unwritten_tails_are_told_from_zeros():
-    tails, wrong = _verify(DUE, lambda s, e: RIGHT(s, e)[1:], (ROWS, COLS))
-    assert (tails, wrong) == ({1: State.UNTOUCHED}, [])
+    tails, wrong, uneven = _verify(DUE, lambda s, e: RIGHT(s, e)[1:], (ROWS, COLS))
+    assert (tails, wrong, uneven) == ({1: State.UNTOUCHED}, [], [])
     assert [box.state for box in fingerprint.seen(DUE, tails).boxes] == [State.SOURCE, State.UNTOUCHED]
 
 
 def test_tails_that_differ_between_experts_are_looked_at():
-    _, wrong = _verify(DUE, lambda s, e: RIGHT(s, e)[1:] if e == 2 else RIGHT(s, e), (ROWS, COLS))
-    assert wrong == [2]
+    seen = _verify(DUE, lambda s, e: RIGHT(s, e)[1:] if e == 2 else RIGHT(s, e), (ROWS, COLS))
+    assert (seen.wrong, seen.uneven, seen.clean) == ([], [2], False)
 
 
 def test_sources_are_neither_zero_nor_prefill_and_no_two_are_alike():
     layer = MemoryLayer((4, 8, 64), ("w1", "w3"), lambda s, e: [])
-    windows = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), 4, seed=7)
+    windows = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), [0, 1, 2, 3], seed=7)
     tensors = [windows.source(shard, expert) for shard in ("w1", "w3") for expert in range(4)]
     assert all(int(t.min()) >= 1 and int(t.max()) <= 254 and t.is_contiguous() for t in tensors)
     assert len({bytes(t.flatten().tolist()) for t in tensors}) == len(tensors)
-    again = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), 4, seed=7)
+    again = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), [0, 1, 2, 3], seed=7)
     assert torch.equal(again.source("w3", 2), windows.source("w3", 2))
-    other = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), 4, seed=8)
+    other = fingerprint.Windows(layer, (8, 64), ("w1", "w3"), [0, 1, 2, 3], seed=8)
     assert not torch.equal(other.source("w3", 2), windows.source("w3", 2))

@@ -26,7 +26,7 @@ def test_a_right_loader_is_vouched_for_without_digits():
     layer, seen = _measure(RIGHT)
     assert seen.boxes == DUE.boxes
     assert (seen.differing, seen.covered) == ([], list(range(EXPERTS)))
-    assert len(layer.loads) == EXPERTS
+    assert layer.loads == [("w2", e) for e in [*range(EXPERTS), *reversed(range(EXPERTS))]]
     assert "all experts" in seen.method
 
 
@@ -64,18 +64,19 @@ class _Spoiled:
 
     def open_experts(self, request: ExpertsRequest):
         layer, spoil = self._inner.open_experts(request), self._spoil
-        load, rounds = layer.load, {"fills": 0}
+        load, rounds = layer.load, {"fills": 0, "prefill": 0}
         fill = layer.fill
 
         def counted(parameter: str, value: int) -> None:
             rounds["fills"] += parameter == "w2_weight"
+            rounds["prefill"] = value
             fill(parameter, value)
 
         def spoiled(parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
             load(parameter, shard, expert, source)
             if parameter == "w2_weight":
                 data = layer.read(parameter, expert).clone()
-                spoil(data, source, expert, rounds["fills"])
+                spoil(data, source, expert, **rounds)
                 layer.write(parameter, expert, data)
 
         layer.fill, layer.load = counted, spoiled
@@ -91,33 +92,33 @@ def _offsets(spoil, tp: int, rounding: int):
     return {kind: check(stack, context) for kind, check in checks.items()}
 
 
-def _rare_value(data, source, expert, fills):
+def _rare_value(data, source, expert, fills, prefill):
     """A loader that cannot copy runs of equal bytes: 200 becomes 201 where the whole tensor has more than 99 values."""
     if len(source.unique()) > 99 and int(source.max()) < 255:
         data[data == 200] = 201
 
 
-def _first_load_only(data, source, expert, fills):
+def _first_load_only(data, source, expert, fills, prefill):
     """Not repeatable: the first load after a start goes wrong, all later ones are right."""
     if expert == 1 and fills == 1:
         data[5, 7] = 1 + int(data[5, 7]) % 254
 
 
 def _also_without_tails(spoil):
-    def both(data, source, expert, fills):
-        spoil(data, source, expert, fills)
-        data[:, 64:] = 255  # the prefill: TP2 keeps 128 elements of a kernel's 256, and nothing is padded there
+    def both(data, source, expert, fills, prefill):
+        spoil(data, source, expert, fills, prefill)
+        data[:, 64:] = prefill  # TP2 keeps 128 elements of a kernel's 256, and nothing is padded there
 
     return both
 
 
 def test_the_clean_loader_passes():
-    evidence = _offsets(lambda *_: None, tp=3, rounding=128)
+    evidence = _offsets(lambda *_, **__: None, tp=3, rounding=128)
     assert evidence["offsets"].ok and evidence["tails"].ok
 
 
 def test_a_clean_loader_without_tails_passes_where_nothing_is_padded():
-    evidence = _offsets(_also_without_tails(lambda *_: None), tp=2, rounding=256)
+    evidence = _offsets(_also_without_tails(lambda *_, **__: None), tp=2, rounding=256)
     assert evidence["offsets"].ok and evidence["tails"].ok
 
 
