@@ -32,10 +32,14 @@ def scale_above(value: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(x: torch.Tensor, scales: torch.Tensor | None = None) -> Mxfp8:
-    """(..., n) of any float type -> codes and scales; `scales` overrides the rule's own. Scale 0 makes zeros."""
+    """(..., n) of any float type -> codes and scales; `scales` overrides the rule's own. Scale 0 makes zeros.
+
+    A NaN spoils its own element alone: hardware's maximum passes it over.
+    """
     groups = x.float().unflatten(-1, (-1, GROUP))
     if scales is None:
-        scales = scale_above(groups.abs().amax(-1) * torch.tensor(1 / LARGEST, dtype=torch.float32))
+        amax = groups.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
+        scales = scale_above(amax * torch.tensor(1 / LARGEST, dtype=torch.float32))
     inverse = torch.exp2(127 - scales.double()).unsqueeze(-1)
     scaled = (groups.double() * inverse).clamp(-LARGEST, LARGEST)
     scaled = torch.where((scales == 0).unsqueeze(-1) & ~scaled.isnan(), 0.0, scaled)
