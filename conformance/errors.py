@@ -46,9 +46,16 @@ class UnfitShape(StackError):
     """A built parameter cannot hold what is due in it: measured, and wrong."""
 
 
+_MOST_TEXT = 4000
+
+
 def one_line(words: object) -> str:
-    """Text of a stack on one line, escape codes and lone surrogates spelt out: it goes to terminals, JSON and XML."""
-    return printable(" ".join(str(words).split()))
+    """Text of a stack on one line, escape codes and lone surrogates spelt out: it goes to terminals, JSON and XML.
+
+    A message of megabytes is cut.
+    """
+    text = str(words)[:_MOST_TEXT]
+    return printable(" ".join(text.split()))
 
 
 def printable(line: str) -> str:

@@ -27,9 +27,9 @@ class Status(StrEnum):
 NO_GO = frozenset({Status.FAIL, Status.CRASH})
 #: A claim with one of these stops the groups that need its group.
 BLOCKING = frozenset({Status.FAIL, Status.CRASH, Status.ERROR, Status.TIMEOUT, Status.BLOCKED})
-#: Final once measured: `--resume` keeps these and repeats the others.
-#: A waived claim is measured again: the waiver may be gone by then.
-MEASURED = frozenset({Status.PASS, Status.FAIL, Status.CRASH, Status.NOT_SUPPORTED, Status.NOT_APPLICABLE})
+#: Final once measured: `--resume` keeps these and repeats the others. A waived claim is measured again (the waiver may
+#: be gone by then), and so is a crash (whoever broke the run off may have killed the stack first).
+MEASURED = frozenset({Status.PASS, Status.FAIL, Status.NOT_APPLICABLE})
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -54,6 +54,12 @@ _WRITTEN = (
     ),
     Fault("plan-unpadded", "the KV head is padded too", ("plan.axes.unpadded",), plan=plan.padded_kv_head),
     Fault(
+        "plan-layers-differ",
+        "the plan is right, the layers are built with other heads",
+        ("plan.axes.heads",),
+        plan=plan.layers_differ,
+    ),
+    Fault(
         "plan-refused",
         "the guard rejects the vetted pair",
         ("plan.accepted",),

@@ -37,3 +37,12 @@ def refused(outcome: PlanOutcome) -> PlanOutcome:
 
 def ignored(outcome: PlanOutcome) -> PlanOutcome:
     return msgspec.structs.replace(outcome, outcome="ignored", axes=None)
+
+
+def layers_differ(outcome: PlanOutcome) -> PlanOutcome:
+    """The plan is right, and the layers are built with heads of their own."""
+    if outcome.axes is None or "heads" not in outcome.axes:
+        return outcome
+    heads = outcome.axes["heads"]
+    wrong = Axis(heads.original, 2 * heads.padded, 2 * heads.per_rank)
+    return msgspec.structs.replace(outcome, built=outcome.axes | {"heads": wrong})

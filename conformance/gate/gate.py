@@ -28,6 +28,7 @@ def run_gate(
     folder = RunFolder(run, path, run.settings.resume)
     runner = Runner(run, folder.record, folder.known, folder.saw_stack)
     try:
+        runner.recheck()
         results = []
         for claim in schedule.planned(run, selected):
             progress(claim, None)

@@ -49,7 +49,7 @@ class Runner:
     def run_claim(self, claim: Claim) -> ClaimResult:
         """The claim's result; never raises for anything that a stack or a check does."""
         if claim.id in self._known:
-            result = self._known[claim.id]
+            result = msgspec.structs.replace(self._known[claim.id], required=claim.id in self.run.required)
         else:
             started = time.perf_counter()
             status, reason, evidence = self._outcome(claim)
@@ -82,7 +82,7 @@ class Runner:
             try:
                 stack = registry.open_stack(name, self.run.stack_options)
                 self._opened.append(stack)
-                self._saw_stack(stack.info())
+                self._saw_stack(_checked_info(name, stack))
                 self._stacks[name] = stack
             except errors.UsageError:
                 raise
@@ -92,6 +92,17 @@ class Runner:
         if isinstance(known, Exception):
             raise known
         return known
+
+    def recheck(self) -> None:
+        """Open every stack whose results an earlier run left, so that one which has changed is refused. Results of a
+        stack that cannot be opened any more are measured again."""
+        for layer in sorted({result.layer for result in self._known.values()}):
+            try:
+                self.stack(self.run.stacks[layer])
+            except errors.UsageError:
+                raise
+            except Exception:
+                self._known = {i: r for i, r in self._known.items() if r.layer != layer}
 
     def _context(self, stack: Stack) -> Context:
         if stack.name not in self._contexts:
@@ -119,6 +130,22 @@ class Runner:
         except BaseException as error:
             return *_status_of(error), None
         return evaluate(claim, stack, context)
+
+
+def _checked_info(name: str, stack: Stack) -> StackInfo:
+    """Who is under test, told in simple types and under its own name. A stack that dies before it has told is not
+    judged for it: the machine, or our way of starting it, may be at fault."""
+    try:
+        info = stack.info()
+    except errors.StackCrashed as error:
+        raise errors.AdapterError(f"before any claim: {error}") from error
+    try:
+        msgspec.json.encode(info)
+    except (TypeError, ValueError) as error:
+        raise errors.AdapterError(f"stack {name} tells of itself in other than simple types: {error}") from error
+    if info.name != name or (info.subject == "reference") != (name == "reference"):
+        raise errors.AdapterError(f"stack {name} calls itself {info.name!r}, subject {info.subject!r}")
+    return info
 
 
 def _offered(stack: Stack, part: str) -> Any:

@@ -76,6 +76,8 @@ class PlanOutcome(msgspec.Struct):
     unpadded: dict[str, int] = {}
     origin: str = ""
     forced: bool = False
+    #: Axes as the layers have them that the stack built from its plan, where they could be read.
+    built: dict[str, Axis] = {}
     notes: list[str] = []
 
 

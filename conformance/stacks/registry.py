@@ -16,7 +16,13 @@ _GROUP = "conformance.stacks"
 
 @cache
 def _known() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=_GROUP)}
+    """Raises UsageError where two packages claim one name: which of them would be judged?"""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=_GROUP):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise UsageError(f"stack {point.name} is claimed by {other.value} and {point.value}: uninstall one of them")
+    return found
 
 
 def names() -> list[str]:

@@ -47,12 +47,18 @@ def one_line(error, package):
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
+#: Exceptions of the driving code that the harness has one of its own for.
+KINDS = ("StackMissing", "NotSupported", "StackRefused", "AdapterError")
+
+
 def answer(call, package, identifier, name, arguments):
     """What one call comes to, as the tuple to send."""
     try:
         return identifier, "ok", call(**arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = getattr(error, "kind", None)
+        if kind not in KINDS:
+            kind = None
         sys.stderr.write(f"--- {name} raised\n{traceback.format_exc()}")
         sys.stderr.flush()
         message = " ".join(str(error).split()) if kind else one_line(error, package)

@@ -25,6 +25,7 @@ from conformance import errors
 _HERE = Path(__file__).parent
 #: Environment of the harness that a foreign interpreter must not see (a trailing * is a prefix).
 _DROP = ["PYTEST_*", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT", "VIRTUAL_ENV", "COV*"]
+_LAUNCHER_LOST = "with its launcher, which was killed"
 _LOG_LINES = 3
 _LOG_BYTES = 4096
 _TELLING = re.compile(r"error|fatal|exception|abort|killed|cannot|denied", re.IGNORECASE)
@@ -133,9 +134,13 @@ class Running:
             last = str(error).strip().splitlines()[-1]
             raise errors.AdapterError(f"the {self.spec.name} worker's own code failed: {last}") from None
 
-    def _crashed(self, when: str) -> errors.StackCrashed:
+    def _crashed(self, when: str) -> errors.StackError:
+        """StackCrashed, unless someone else ended it: nothing kills itself with SIGKILL, and the launcher is ours."""
         how = self._end_status()
-        return errors.StackCrashed(f"the {self.spec.name} worker died {when}: {how}{self._tail()}")
+        words = f"the {self.spec.name} worker died {when}: {how}{self._tail()}"
+        if "SIGKILL" in how or how == _LAUNCHER_LOST:
+            return errors.AdapterError(f"{words}; killed from outside (out of memory?)")
+        return errors.StackCrashed(words)
 
     def _end_status(self) -> str:
         """How the launcher says that the worker ended: `exit 3`, `signal 11 (SIGSEGV)`."""
@@ -143,7 +148,7 @@ class Running:
         limit = time.monotonic() + 10
         while not report.exists() and time.monotonic() < limit:
             if all(process.poll() is not None for process in self._processes()) and not report.exists():
-                return "with its launcher, which was killed"
+                return _LAUNCHER_LOST
             time.sleep(0.02)
         if not report.exists():
             return "how is not known"

@@ -32,24 +32,30 @@ def _axis(context: Context, name: str) -> Evidence:
     if got is None:
         raise NotSupported(f"the stack's {outcome.origin} does not tell its {name} axis: {'; '.join(outcome.notes)}")
     unit = _UNITS[name]
+    told = [(outcome.origin, got)]
+    if name in outcome.built:
+        told.append(("layers built from it", outcome.built[name]))
     findings = [
         Finding(
-            where=f"{name} axis, {label}",
+            where=f"{name} axis, {label}, by the {origin}",
             expected=f"{want} {unit}",
             got=f"{have} {unit}",
             meaning=f"{due.original} over TP{context.target.tp} is {due.per_rank} a rank, {due.padded} in all",
         )
+        for origin, axis in told
         for label, want, have in (
-            ("checkpoint size", due.original, got.original),
-            ("padded global size", due.padded, got.padded),
-            ("size of one rank", due.per_rank, got.per_rank),
+            ("checkpoint size", due.original, axis.original),
+            ("padded global size", due.padded, axis.padded),
+            ("size of one rank", due.per_rank, axis.per_rank),
         )
         if want != have
     ]
+    checked = " and of the layers built from it" if name in outcome.built else ""
     how = " (made by force, round the stack's guard)" if outcome.forced else ""
     return Evidence(
         ok=not findings,
-        summary=f"{name}: {got.original} -> {got.padded}, {got.per_rank} a rank, read off the {outcome.origin}{how}",
+        summary=f"{name}: {got.original} -> {got.padded}, {got.per_rank} a rank, "
+        f"read off the {outcome.origin}{checked}{how}",
         expected=[due.original, due.padded, due.per_rank],
         measured=[got.original, got.padded, got.per_rank],
         findings=findings,

@@ -156,7 +156,7 @@ def test_only_what_was_measured_is_known(run, tmp_path):
     _written(run, tmp_path, *(result(s, name=f"plan.{s}") for s in Status))
     again = RunFolder(run, tmp_path, True)
     again.close()
-    kept = {"plan.pass", "plan.fail", "plan.crash", "plan.not-supported", "plan.not-applicable"}
+    kept = {"plan.pass", "plan.fail", "plan.not-applicable"}
     assert set(again.known) == kept
 
 

@@ -69,7 +69,10 @@ def test_exceptions_of_a_stack(monkeypatch, error, status, where):
     runner = Runner(resolved(), lambda result: None)
     for name in ("plan.a", "plan.b"):
         found = runner.run_claim(claim(name))
-        assert (str(found.status), found.reason) == (status, str(error))
+        if where == "telling" and status == "crash":  # before any claim: not judged for it
+            assert (str(found.status), found.reason) == ("error", f"before any claim: {error}")
+        else:
+            assert (str(found.status), found.reason) == (status, str(error))
     runner.close()
     assert stack.closed == (where != "opening")
 
@@ -206,7 +209,7 @@ def test_known_results_are_taken_as_they_are(monkeypatch):
     install(monkeypatch, [claim("plan.a")])
     recorded: list = []
     runner = Runner(resolved(), recorded.append, {"plan.a": known})
-    assert runner.run_claim(claim("plan.a")) is known
+    assert runner.run_claim(claim("plan.a")) == known
     assert recorded == []
 
 

@@ -28,4 +28,5 @@ class VllmPlanner:
         )
         axes = fields.pop("axes", None)
         shaped = None if axes is None else {name: Axis(*axis) for name, axis in axes.items()}
-        return PlanOutcome(axes=shaped, **fields)
+        built = {name: Axis(*axis) for name, axis in fields.pop("built", {}).items()}
+        return PlanOutcome(axes=shaped, built=built, **fields)

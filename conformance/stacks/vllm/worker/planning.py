@@ -93,11 +93,8 @@ def _axes(config, tp, capability, moe, notes):
     if stated is None:
         return {"axes": built.axes, "unpadded": built.unpadded, "origin": "layers", "notes": notes}
     axes = virtual_tp.axes_of(stated)
-    for name in sorted(axes.keys() & built.axes.keys()):
-        if tuple(axes[name]) != tuple(built.axes[name]):
-            notes.append(f"{name}: the plan says {tuple(axes[name])}, the layers built from it {built.axes[name]}")
     unpadded = built.unpadded or configured(config.model_config)
-    return {"axes": axes, "unpadded": unpadded, "origin": "plan", "notes": notes}
+    return {"axes": axes, "built": built.axes, "unpadded": unpadded, "origin": "plan", "notes": notes}
 
 
 def configured(model):

@@ -114,7 +114,7 @@ def load(session, parameter, shard, expert, buffer, offset, rows, cols):
                 expert_id=expert,
                 return_success=True,
             )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Refused(stacks_words(error)) from error
     if not done:
         raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
