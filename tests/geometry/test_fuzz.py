@@ -14,7 +14,9 @@ from tests.geometry.test_bad_configs import GOOD
 _FIELDS = [*GOOD, "intermediate_size", "num_local_experts", "o_groups", "n_shared_experts", "index_topk", "text_config"]
 _SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 _JSON = st.recursive(
-    _SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    _SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
 )
 _SANE = st.sampled_from([1, 2, 3, 4, 8, 16, 32, 33, 64, 128, 256, 1 << 17, (1 << 17) + 32, 1 << 24])
 
