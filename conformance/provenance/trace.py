@@ -21,6 +21,8 @@ _STATES = {
 }
 
 
+#: Boxes of one expert that are told apart.
+MOST_BOXES = 4096
 #: What is untouched keeps any prefill; what is written with 255 does not.
 _OTHER_PREFILL = 0xA5
 
@@ -86,10 +88,15 @@ def _combined(byte: torch.Tensor, tensor: torch.Tensor, slab: int) -> torch.Tens
 def _boxes(
     place: torch.Tensor, expert: int, shards: tuple[str, ...], experts: list[int], rows: int, cols: int
 ) -> list[Box]:
-    """Maximal boxes of one expert's positions (destination rows, cols)."""
-    boxes = []
+    """Maximal boxes of one expert's positions (destination rows, cols). Behind the first MOST_BOXES of them the rest is
+    one UNKNOWN box: a loader that scatters single bytes would make millions."""
+    boxes: list[Box] = []
     starts = _row_groups(place, rows, cols)
     for top, bottom in zip(starts, [*starts[1:], place.shape[0]], strict=True):
+        if len(boxes) > MOST_BOXES:
+            rest = Span(top, place.shape[0])
+            boxes.append(Box(Span(expert, expert + 1), rest, Span(0, place.shape[1]), State.UNKNOWN))
+            break
         for left, right in _column_runs(place[top], cols):
             value = int(place[top, left])
             origin = None
