@@ -31,7 +31,8 @@ def main() -> int:
     helped = min(_seconds([sys.executable, "-m", "conformance", "--help"], ROOT) for _ in range(ROUNDS))
     ratio = min(ours) / min(theirs)
     print(
-        f"collect the suites {min(ours):.2f} s, bare pytest {min(theirs):.2f} s, ratio {ratio:.2f} (at most {MOST_TIMES})"
+        f"collect the suites {min(ours):.2f} s, bare pytest {min(theirs):.2f} s, "
+        f"ratio {ratio:.2f} (at most {MOST_TIMES})"
     )
     print(f"conformance --help {helped:.2f} s (at most {MOST_HELP})")
     return int(ratio > MOST_TIMES or helped > MOST_HELP)
