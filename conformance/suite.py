@@ -7,7 +7,7 @@ from typing import TypeVar
 
 _Check = TypeVar("_Check", bound=Callable)
 
-#: Set on a check by `claim`; pytest collects functions that carry it (see conformance.pytest_plugin).
+#: Set on a check by `claim`. (pytest reads the decorator in the source: it collects suites without importing them.)
 CLAIM_ATTRIBUTE = "__claim__"
 
 

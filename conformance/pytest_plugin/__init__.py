@@ -3,7 +3,7 @@
 Activated by the clone's `conftest.py` (or `-p conformance.pytest_plugin`). The parts, in the order in which they act:
 
 - `options`: what the command line asks for
-- `collecting`: checks become `items` with their `marks`, in schedule order; what the caller left out on purpose
+- `collecting`: a `suitefile` gives `items` with their `marks`, in schedule order; what the caller left out on purpose
 - `performer`: the one Runner of a process that runs claims; its results leave on reports (`telling`)
 - `judging`: results become a `record`, a verdict over its `scope`, an exit code and a `summary`
 - `local` joins these in one process; `distributed` joins them under xdist, where a `journal` survives a dead worker

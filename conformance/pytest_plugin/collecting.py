@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import catalogue
-from conformance.pytest_plugin import items as checks
 from conformance.pytest_plugin.items import ClaimItem
 from conformance.pytest_plugin.places import Reach, file_of
+from conformance.pytest_plugin.suitefile import SuiteFile, open_suite
 
 if TYPE_CHECKING:
     from conformance.pytest_plugin.options import Asked
@@ -28,8 +28,8 @@ class Collecting:
         self._ignored: set[Path] = set()
 
     @pytest.hookimpl
-    def pytest_pycollect_makeitem(self, collector: object, name: str, obj: object) -> ClaimItem | None:
-        return checks.make(collector, name, obj) if isinstance(collector, pytest.Module) else None
+    def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> SuiteFile | None:
+        return open_suite(module_path, parent)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_ignore_collect(self, collection_path: Path) -> Generator[None, bool | None, bool | None]:
@@ -59,7 +59,7 @@ class Collecting:
 
     def left_out(self) -> list[str]:
         """Ids of the run that were not kept because the caller said so: deselected, out of reach of the arguments,
-        ignored, or passed over by --lf. A suite that cannot be imported leaves nothing out: its claims were due."""
+        ignored, or passed over by --lf. A suite that cannot be collected leaves nothing out: its claims were due."""
         from conformance.gate import schedule
 
         reach, last_failed = Reach(self._config), self._config.getoption("lf", False)

@@ -97,6 +97,7 @@ class Worker:
 
         run = self._asked.run
         runner = Runner(run, self._journal.record, self._known, saw_stack)
+        runner.recheck()
         if victim := self._journal.victim():
             self._journal.record(died(catalogue.get(victim), victim in run.required))
         runner.results.update(self._journal.results())

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance import catalogue
 from conformance.errors import UsageError
 from conformance.pytest_plugin import marks
 from conformance.pytest_plugin.options import ASKED
 from conformance.pytest_plugin.telling import Told, tell
 from conformance.result import ClaimResult, Status
-from conformance.suite import CLAIM_ATTRIBUTE
 
 if TYPE_CHECKING:
     from conformance.catalogue import Claim
@@ -79,26 +76,3 @@ class ClaimItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self._line, self.claim.id
-
-
-def make(collector: pytest.Module, name: str, check: object) -> ClaimItem | None:
-    """The item of a check that `collector` defines; None for anything else.
-
-    Raises CollectError where the check and the claims' data disagree: the gate would run something else.
-    """
-    if not inspect.isfunction(check) or check.__module__ != collector.obj.__name__:
-        return None
-    claim_id = check.__dict__.get(CLAIM_ATTRIBUTE)
-    if claim_id is None:
-        return None
-    try:
-        claim = catalogue.get(claim_id)
-    except UsageError as error:
-        raise pytest.Collector.CollectError(f"{collector.nodeid}::{name}: {error}") from None
-    here = f"{check.__module__}:{check.__name__}"
-    if claim.check != here:
-        raise pytest.Collector.CollectError(
-            f"{collector.nodeid}::{name}: claim {claim.id} is checked by {claim.check or 'nothing'}, not by {here}"
-        )
-    line = check.__code__.co_firstlineno - 1
-    return ClaimItem.from_parent(collector, name=name, claim=claim, line=line)

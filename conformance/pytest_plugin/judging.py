@@ -31,6 +31,7 @@ class Judging:
         self._asked = asked
         self.record: Record | None = None
         self.verdict: Verdict | None = None
+        self.complaint = ""
         self.left_out: Collection[str] = ()
         self._kept: Collection[str] = ()
         self._claims_failed = 0
@@ -80,6 +81,7 @@ class Judging:
                 from conformance.pytest_plugin import scope
 
                 self.verdict = self.record.close(*scope.judged(self._asked, self.left_out))
+                self.complaint = self.record.stale_waiver(self.verdict)
                 session.exitstatus = self._exit_code(session, self.verdict)
         finally:
             self.record.release()
@@ -91,6 +93,8 @@ class Judging:
 
             interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
             summary.show(terminalreporter, self._asked.run, self.verdict, self.record.path, interrupted)
+            if self.complaint:
+                terminalreporter.write_line(f"ERROR: {self.complaint}", red=True)
 
     def _take(self, news: Told, report: pytest.TestReport) -> None:
         assert self.record is not None
@@ -106,9 +110,9 @@ class Judging:
             self.record.add(news.result)
         elif report.failed:
             status = Status.ERROR if report.when in _PHASES else Status.CRASH
-            self.record.add(self.record.outcome(claim, status, _first_line(report)))
+            self.record.add(self.record.outcome(claim, status, _gist(report)))
         elif report.skipped:
-            self.record.add(self.record.outcome(claim, Status.NOT_RUN, _first_line(report)))
+            self.record.add(self.record.outcome(claim, Status.NOT_RUN, _gist(report)))
 
     def _exit_code(self, session: pytest.Session, verdict: Verdict) -> int:
         """0 only for a GO; 1 too if anything that is no claim failed. Codes that are not about outcomes stand."""
@@ -118,6 +122,8 @@ class Judging:
         outcomes = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
         if status not in outcomes:
             return status
+        if self.complaint:
+            return pytest.ExitCode.USAGE_ERROR
         foreign = session.testsfailed > self._claims_failed
         if foreign or (status == pytest.ExitCode.TESTS_FAILED and not session.testsfailed):
             return PYTEST_EXIT[Word.NO_GO]
@@ -134,6 +140,8 @@ def _death(report: pytest.TestReport) -> Told | None:
     return Told(claim_id) if claim_id else None
 
 
-def _first_line(report: pytest.TestReport) -> str:
-    words = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return words.strip().partition("\n")[0]
+def _gist(report: pytest.TestReport) -> str:
+    """What a skip or a failure that is not ours says, in one line."""
+    where = getattr(report.longrepr, "reprcrash", None)
+    words = report.longrepr[2] if isinstance(report.longrepr, tuple) else where.message if where else report.longrepr
+    return str(words).strip().partition("\n")[0]

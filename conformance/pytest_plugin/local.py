@@ -38,4 +38,6 @@ class Local:
         from conformance.gate.runner import Runner
 
         assert self._judging.record is not None
-        return Runner(self._asked.run, lambda result: None, self._judging.record.known, saw_stack)
+        runner = Runner(self._asked.run, lambda result: None, self._judging.record.known, saw_stack)
+        runner.recheck()
+        return runner

@@ -26,6 +26,7 @@ _VALUES = {
     "vllm_python": "Interpreter that holds the vLLM to test; default: this one.",
     "vllm_source": "vLLM source checkout, put first on that interpreter's path.",
     "loader_run": "Run folder whose recorded loader maps feed the MoE kernel.",
+    "waivers": "TOML file of waivers: claim, issue, reason, until.",
     "repair": "Mend known defects at the fault seam (w2-units); the verdict says so.",
 }
 _FLAGS = {

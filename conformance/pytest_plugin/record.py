@@ -10,6 +10,7 @@ import pytest
 from conformance import report
 from conformance.catalogue import Claim
 from conformance.errors import UsageError
+from conformance.gate import waivers
 from conformance.gate.folder import RunFolder, default_path
 from conformance.gate.settings import Resolved
 from conformance.gate.verdict import Verdict, judge
@@ -43,7 +44,7 @@ class Record:
         if result.id in self.results:
             return
         self.results[result.id] = result
-        if result.id not in self.known:
+        if result != self.known.get(result.id):
             self._folder.record(result)
 
     def outcome(self, claim: Claim, status: Status, reason: str) -> ClaimResult:
@@ -58,6 +59,14 @@ class Record:
         verdict = judge(self.run, [self.results[claim.id] for claim in claims], selection)
         report.write_all(self._folder, verdict)
         return verdict
+
+    def stale_waiver(self, verdict: Verdict) -> str:
+        """What is wrong with a waiver whose claim passes; empty if there is none. The gate ends with a wrong call."""
+        try:
+            waivers.check_stale(verdict.claims, self.run.waivers)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def release(self) -> None:
         self._folder.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from conformance import TREE
+from conformance import TREE, catalogue
+from conformance.catalogue import Claim
 from conformance.gate import folder
 from conformance.stacks import registry
 from tests.pytest_plugin import fake_stacks
@@ -23,6 +25,11 @@ SUITES = str(TREE / "suites")
 _BASE = ["-c", str(TREE / "pyproject.toml"), "--rootdir", str(TREE), "-p", "no:cacheprovider"]
 _TINY = ["--geometry", "deepseek-v4-tiny"]
 _TARGETS = {opener.__name__: f"{fake_stacks.__name__}:{opener.__name__}" for opener in fake_stacks.OPENERS}
+
+
+def with_check(*layers: str) -> list[str]:
+    """Ids of the claims of these layers (all, if none is named) that this version can test, in schedule order."""
+    return [c.id for c in catalogue.claims().values() if c.check and c.layer in (layers or catalogue.LAYERS)]
 
 
 @dataclass
@@ -54,13 +61,15 @@ class Session(Protocol):
 @pytest.fixture(scope="session")
 def loaded() -> None:
     """Before pytester notes which modules there are. It forgets what a session adds; and torch loads but once."""
-    import torch  # noqa: F401
-
-    import conformance.provenance.measure
-    import conformance.pytest_plugin.local
-    import conformance.pytest_plugin.record
-    import conformance.pytest_plugin.scope
-    import conformance.pytest_plugin.summary  # noqa: F401
+    parts = ("provenance.measure", "report.attestation", "report.html", "report.junit", "gate.runner")
+    own = ("local", "record", "scope", "summary")
+    checks = {catalogue.get(claim).check.partition(":")[0] for claim in with_check()}
+    for module in (
+        "torch",
+        *(f"conformance.{part}" for part in (*parts, *(f"pytest_plugin.{p}" for p in own))),
+        *checks,
+    ):
+        importlib.import_module(module)
 
 
 @pytest.fixture
@@ -78,6 +87,15 @@ def session(loaded: None, pytester: pytest.Pytester, tmp_path: Path, monkeypatch
         return Outcome(int(result.ret), f"{result.stdout}\n{result.stderr}", tmp_path / "run")
 
     return run
+
+
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of one more claim of the layer `plan`, for which there is no check."""
+    claim = Claim("plan.untested", "plan.untested", "Nobody can tell", "blocker", "nowhere")
+    claims = {**catalogue.claims(), claim.id: claim}
+    monkeypatch.setattr(catalogue, "claims", lambda: claims)
+    return claim.id
 
 
 @pytest.fixture(scope="session")

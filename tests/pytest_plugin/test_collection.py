@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
+import hardware_profiles
 from conformance import catalogue
-from tests.pytest_plugin.conftest import SUITES, Session, clean_environment
+from tests.pytest_plugin.conftest import SUITES, Session, clean_environment, with_check
 
 pytest_plugins = ["pytester"]
+
+
+def _asked_by(profile: str) -> list[str]:
+    patterns = [pattern for must_pass in hardware_profiles.load(profile).must_pass for pattern in must_pass.claims]
+    return [claim for claim in with_check() if any(fnmatchcase(claim, pattern) for pattern in patterns)]
+
 
 _HEAVY = ("torch", "numpy", "vllm", "flashinfer", "ray", "conformance.stacks.reference", "conformance.stacks.vllm")
 
@@ -29,25 +37,31 @@ def test_collection_imports_nothing_heavy(tmp_path: Path) -> None:
     environment.pop("OMP_NUM_THREADS", None)
     result = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert "heavy: [] 0 1" in result.stdout, result.stdout + result.stderr
-    assert f"{sum(bool(claim.check) for claim in catalogue.claims().values())} tests collected" in result.stdout
+    assert f"{len(with_check())} tests collected" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("call", "collected"),
     [
-        (["-m", "plan"], 7),
-        (["-m", "loader and sm121"], 17),
-        (["-m", "sm120"], 24),
-        (["-m", "cpu"], 24),
-        (["-m", "quant"], 0),
-        (["-k", "loader.w2.tails"], 1),
-        (["-m", 'claim(id="loader.w2.offsets")'], 1),
+        (["-m", "plan"], with_check("plan")),
+        (["-m", "loader and sm121"], with_check("loader")),
+        (["-m", "quant"], with_check("quant")),
+        (["-k", "loader.w2.tails"], ["loader.w2.tails"]),
+        (["-m", 'claim(id="loader.w2.offsets")'], ["loader.w2.offsets"]),
+        *((["-m", profile], _asked_by(profile)) for profile in hardware_profiles.names()),
     ],
 )
-def test_markers_select(session: Session, call: list[str], collected: int) -> None:
-    text = session(SUITES, "--collect-only", "-q", *call, keep=False).text
-    assert sum("::" in line for line in text.splitlines()) == collected
+def test_markers_select(session: Session, call: list[str], collected: list[str]) -> None:
+    text = session(SUITES, "--collect-only", "-q", *call, tiny=False, keep=False).text
+    functions = [catalogue.get(claim).check.partition(":")[2] for claim in collected]
+    assert [line.partition("::")[2] for line in text.splitlines() if "::" in line] == functions
+
+
+def test_profile_asks_for_all_where_no_list_fits(session: Session) -> None:
+    """A real stack on a CPU has no must-pass list: everything is required, so -m cpu leaves nothing out."""
+    text = session(SUITES, "--collect-only", "-q", "-m", "cpu", "--stack", "planner", keep=False).text
+    assert sum("::" in line for line in text.splitlines()) == len(with_check())
 
 
 def test_markers_are_registered(session: Session) -> None:
@@ -56,30 +70,34 @@ def test_markers_are_registered(session: Session) -> None:
         assert f"@pytest.mark.{name}" in text
 
 
-@pytest.mark.parametrize(
-    ("claim", "words"),
-    [("plan.axes.heads", "is checked by suites.plan.test_axes:heads, not by"), ("plan.axes.head", "unknown claim")],
-)
-def test_check_that_is_not_its_claims_own_is_an_error(
-    session: Session, pytester: pytest.Pytester, claim: str, words: str
-) -> None:
-    """The gate would run another function than the one that stands here."""
-    stray = pytester.makepyfile(
-        f"""
-        from conformance.suite import claim
+_PLAIN = "from conformance.suite import claim\n@claim({})\ndef stray(stack, context): return None\n"
 
-        @claim({claim!r})
-        def stray(stack, context):
-            return None
-        """
-    )
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            _PLAIN.format("'plan.axes.heads'"),
+            "claim plan.axes.heads is checked by suites.plan.test_axes:heads, not here",
+        ),
+        (_PLAIN.format("'plan.axes.head'"), "unknown claim 'plan.axes.head'; nearest: plan.axes.heads"),
+        (_PLAIN.format("'plan.' + 'accepted'"), "@claim takes one id, written out"),
+        (_PLAIN.format("'plan.accepted'") + "def test_own(): pass\n", "test_own is no check"),
+    ],
+)
+def test_file_that_disagrees_with_the_claims_is_an_error(
+    session: Session, pytester: pytest.Pytester, body: str, words: str
+) -> None:
+    """The gate would run something else than what stands there."""
+    stray = pytester.makepyfile(body)
     outcome = session(str(stray), "-p", "conformance.pytest_plugin", keep=False)
     assert outcome.code == pytest.ExitCode.INTERRUPTED
     assert words in outcome.text
 
 
-def test_imported_check_is_collected_once(session: Session, pytester: pytest.Pytester) -> None:
-    own = pytester.makepyfile("from suites.plan.test_axes import heads\ndef test_own(): assert heads")
+def test_imported_check_is_no_item(session: Session, pytester: pytest.Pytester) -> None:
+    imports = "from conformance.suite import claim\nfrom suites.plan.test_axes import heads\n"
+    own = pytester.makepyfile(imports + "def test_own(): assert heads and claim")
     outcome = session(str(own), "-p", "conformance.pytest_plugin", tiny=False, keep=False)
     assert outcome.code == 0, outcome.text
     assert "1 passed" in outcome.text

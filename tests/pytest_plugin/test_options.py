@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from conformance.result import MEASURED
 from tests.pytest_plugin.conftest import SUITES, Session
 
 pytest_plugins = ["pytester"]
@@ -84,23 +85,24 @@ def test_used_folder_is_refused_and_resume_goes_on(
     monkeypatch.setenv("FAKE_STACK_CALLS", str(calls))
     call = (SUITES, "--stack", "planner")
     first = session(*call)
-    measured = len(first.evidence())
+    lines = len(first.evidence())
     again = session(*call)
     assert again.code == pytest.ExitCode.USAGE_ERROR
     assert "already holds a run; add --resume" in again.text
     resumed = session(*call, "--resume")
     assert resumed.statuses == first.statuses
     assert calls.read_bytes() == b"."  # the plan of the first run still stands
-    not_run = [claim for claim, status in first.statuses.items() if status == "not-run"]
-    assert [line["id"] for line in resumed.evidence()[measured:]] == not_run
+    tried_again = [claim for claim, status in first.statuses.items() if status not in MEASURED]
+    assert sorted(line["id"] for line in resumed.evidence()[lines:]) == sorted(tried_again)
 
 
 def test_resumed_run_refuses_another_stack(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    session(SUITES, "--stack", "tripping", "--layers", "plan")
+    """Even if nothing is left to be measured."""
+    session(SUITES, "--stack", "planner", "--layers", "plan")
     monkeypatch.setenv("FAKE_STACK_VERSION", "2")
-    outcome = session(SUITES, "--stack", "tripping", "--layers", "plan", "--resume")
+    outcome = session(SUITES, "--stack", "planner", "--layers", "plan", "--resume")
     assert outcome.code == pytest.ExitCode.USAGE_ERROR
-    assert "stack tripping has changed since the run began" in outcome.text
+    assert "stack planner has changed since the run began" in outcome.text
 
 
 def test_manifest_says_what_was_asked(session: Session) -> None:
@@ -108,3 +110,19 @@ def test_manifest_says_what_was_asked(session: Session) -> None:
     manifest = json.loads((outcome.folder / "manifest.json").read_text())
     assert manifest["settings"] | {"tp": "2", "stack": "planner", "layers": "plan"} == manifest["settings"]
     assert list(manifest["stacks"]) == ["planner"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "code", "words"),
+    [
+        ("plan.axes.heads", 0, "GO with waivers (scope: plan)"),
+        ("plan.axes.vocab", pytest.ExitCode.USAGE_ERROR, "the waiver of plan.axes.vocab is stale"),
+    ],
+)
+def test_waivers(session: Session, pytester: pytest.Pytester, claim: str, code: int, words: str) -> None:
+    waivers = pytester.path / "waivers.toml"
+    waiver = f'claim = "{claim}"\nissue = "https://example.org/1"\nreason = "known"\nuntil = 2999-12-31\n'
+    waivers.write_text(f"[[waiver]]\n{waiver}")
+    outcome = session(SUITES, "--stack", "wrong", "--layers", "plan", "--waivers", str(waivers))
+    assert outcome.code == code, outcome.text
+    assert words in outcome.text
