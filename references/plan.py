@@ -46,9 +46,7 @@ def output_groups(groups: int, heads: int, tp: int) -> Share:
     heads_per_group = heads // groups
     share = attention_heads(heads, tp)
     if share.per_rank % heads_per_group:
-        raise ValueError(
-            f"{share.per_rank} heads a rank are no whole number of groups of {heads_per_group} heads"
-        )
+        raise ValueError(f"{share.per_rank} heads a rank are no whole number of groups of {heads_per_group} heads")
     return Share(share.per_rank // heads_per_group, share.padded // heads_per_group)
 
 
