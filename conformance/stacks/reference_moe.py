@@ -29,7 +29,7 @@ class ReferenceMoe:
         return MoeCapabilities(
             scheme=self._scheme,
             device=self._device,
-            device_words=f"emulated in FP32 on {self._device}",
+            device_words=f"{self._device}, emulated in FP32",
             experts=_EXPERTS,
             tokens=2048,
         )
