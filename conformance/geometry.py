@@ -142,9 +142,7 @@ def parse(config: dict[str, Any], name: str, where: str | None = None) -> Geomet
         if any(text.get(key) is not None for key in keys)
     }
     limit = text.get("swiglu_limit")
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6
-    ):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e6):
         raise UsageError(f"{where}: swiglu_limit is {short(limit)}; a positive number was due")
     model_type = text.get("model_type", "")
     if not isinstance(model_type, str):

@@ -42,9 +42,7 @@ def examine(vllm_python: str | None, vllm_source: str | None) -> list[Finding]:
         ),
         Finding("gpu", profile is not None, words, "" if profile else "GPU profiles end INCOMPLETE here"),
         _stack("vllm", StackOptions(python=vllm_python, source=vllm_source)),
-        _package(
-            "flashinfer-python", advice="pip install flashinfer-python, for the moe and attention layers"
-        ),
+        _package("flashinfer-python", advice="pip install flashinfer-python, for the moe and attention layers"),
         _package("nvidia-cutlass-dsl", advice="pip install nvidia-cutlass-dsl, for compile claims"),
         _tool("nvcc", "the CUDA toolkit, for compile claims"),
         _tool("git", "git, so that evidence can name commits"),
@@ -72,6 +70,4 @@ def _stack(name: str, options: StackOptions) -> Finding:
             stack.close()
     except StackError as error:
         return Finding(f"stack {name}", False, str(error))
-    return Finding(
-        f"stack {name}", True, f"{info.version} ({info.python}); backends: {', '.join(info.backends)}"
-    )
+    return Finding(f"stack {name}", True, f"{info.version} ({info.python}); backends: {', '.join(info.backends)}")
