@@ -11,6 +11,7 @@ import pytest
 
 import hardware_profiles
 from conformance import catalogue
+from conformance.pytest_plugin import marks
 from tests.pytest_plugin.conftest import SUITES, Session, clean_environment, with_check
 
 pytest_plugins = ["pytester"]
@@ -58,10 +59,26 @@ def test_markers_select(session: Session, call: list[str], collected: list[str])
     assert [line.partition("::")[2] for line in text.splitlines() if "::" in line] == functions
 
 
-def test_profile_asks_for_all_where_no_list_fits(session: Session) -> None:
-    """A real stack on a CPU has no must-pass list: everything is required, so -m cpu leaves nothing out."""
-    text = session(SUITES, "--collect-only", "-q", "-m", "cpu", "--stack", "planner", keep=False).text
-    assert sum("::" in line for line in text.splitlines()) == len(with_check())
+def test_profile_marks_are_its_must_pass_lists() -> None:
+    ids = list(catalogue.claims())
+    for profile, marked in marks._profiles().items():
+        patterns = {p for must_pass in hardware_profiles.load(profile).must_pass for p in must_pass.claims}
+        assert marked == {claim for claim in ids if any(fnmatchcase(claim, pattern) for pattern in patterns)}
+
+
+@pytest.mark.parametrize(
+    ("call", "collected"),
+    [
+        ([], ["plan.accepted"]),
+        (["--stack", "planner"], with_check()),  # a real stack on a CPU has no list, and so everything is required
+    ],
+)
+def test_run_without_a_list_asks_for_all(
+    session: Session, monkeypatch: pytest.MonkeyPatch, call: list[str], collected: list[str]
+) -> None:
+    monkeypatch.setattr(marks, "_profiles", lambda: {"cpu": {"plan.accepted"}})
+    text = session(SUITES, "--collect-only", "-q", "-m", "cpu", *call, tiny=False, keep=False).text
+    assert sum("::" in line for line in text.splitlines()) == len(collected)
 
 
 def test_markers_are_registered(session: Session) -> None:
@@ -70,19 +87,19 @@ def test_markers_are_registered(session: Session) -> None:
         assert f"@pytest.mark.{name}" in text
 
 
-_PLAIN = "from conformance.suite import claim\n@claim({})\ndef stray(stack, context): return None\n"
+_PLAIN = "from conformance.suite import claim\n@claim({})\ndef {}(stack, context): return None\n"
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (
-            _PLAIN.format("'plan.axes.heads'"),
+            _PLAIN.format("'plan.axes.heads'", "heads"),
             "claim plan.axes.heads is checked by suites.plan.test_axes:heads, not here",
         ),
-        (_PLAIN.format("'plan.axes.head'"), "unknown claim 'plan.axes.head'; nearest: plan.axes.heads"),
-        (_PLAIN.format("'plan.' + 'accepted'"), "@claim takes one id, written out"),
-        (_PLAIN.format("'plan.accepted'") + "def test_own(): pass\n", "test_own is no check"),
+        (_PLAIN.format("'plan.axes.head'", "heads"), "unknown claim 'plan.axes.head'; nearest: plan.axes.heads"),
+        (_PLAIN.format("'plan.' + 'accepted'", "accepted"), "@claim takes one id, written out"),
+        (_PLAIN.format("'plan.accepted'", "accepted") + "def test_own(): pass\n", "test_own is no check"),
     ],
 )
 def test_file_that_disagrees_with_the_claims_is_an_error(
