@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from conformance import errors
@@ -22,9 +23,12 @@ TINY = ["--geometry", "deepseek-v4-tiny", "--run-dir", "run"]
 class _Other(ReferenceStack):
     """A right stack that is not ours, or one with a fault in it."""
 
-    def __init__(self, options, fault: str = ""):
+    def __init__(self, options, name: str = "other", fault: str = ""):
         super().__init__(options)
-        self.name, self._fault = "other", fault
+        self.name, self._fault = name, fault
+
+    def info(self):
+        return msgspec.structs.replace(super().info(), name=self.name, subject=self.name)
 
     def loader(self):
         loader = super().loader()
@@ -39,7 +43,7 @@ def _stacks(monkeypatch):
     openers = {
         "reference": ReferenceStack,
         "other": _Other,
-        "broken": lambda options: _Other(options, "floor-division"),
+        "broken": lambda options: _Other(options, "broken", "floor-division"),
         "vllm": missing,
     }
     known = {n: SimpleNamespace(load=lambda o=o: o, value=n, dist=None) for n, o in openers.items()}

@@ -57,5 +57,12 @@ def test_outcomes():
     assert (ignored.outcome, ignored.axes, ignored.message) == ("ignored", None, "")
 
 
+def test_layers_of_their_own():
+    found = _plan("plan-layers-differ")
+    assert (found.outcome, found.axes, found.unpadded) == ("accepted", RIGHT, UNPADDED)
+    assert found.built == RIGHT | {"heads": Axis(64, 144, 48)}
+
+
 def test_every_plan_fault_is_here():
-    assert {f.id for f in FAULTS.values() if f.plan} == {*WRONG, "plan-unpadded", "plan-refused", "plan-ignored"}
+    others = {"plan-unpadded", "plan-refused", "plan-ignored", "plan-layers-differ"}
+    assert {f.id for f in FAULTS.values() if f.plan} == {*WRONG, *others}

@@ -5,7 +5,11 @@ import typing
 
 from . import oracle, virtual_tp
 from .fake_platform import pretend
-from .problems import Refused, Unsupported, raised_in, stacks_words, unknown
+from .problems import Refused, Unsupported, cause_of, raised_in, stacks_words, unknown
+
+
+#: What a missing library, extension or file raises. A validation that says no raises none of these.
+_OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
 
 
 def model_config(folder):
@@ -82,6 +86,8 @@ def vllm_config(model, tp, capability, moe, attention, guarded=True):
                 device_config=DeviceConfig("cpu"),
             )
         except Exception as error:
+            if isinstance(cause_of(error), _OF_THE_MACHINE):
+                raise  # no word of vLLM's own: something that this machine or this installation lacks
             refusal = Refused(stacks_words(error))
             refusal.by_guard = raised_in(error, "virtual_tp.py")
             raise refusal from error
