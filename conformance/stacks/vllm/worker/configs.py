@@ -7,7 +7,6 @@ from . import oracle, virtual_tp
 from .fake_platform import pretend
 from .problems import Refused, Unsupported, cause_of, raised_in, stacks_words, unknown
 
-
 #: What a missing library, extension or file raises. A validation that says no raises none of these.
 _OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
 
