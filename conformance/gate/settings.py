@@ -103,6 +103,9 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
             f"the reference stack cannot be judged under the GPU profile {profile.name}: "
             f"use --emulate {profile.name} to judge the harness with that profile's arithmetic"
         )
+    named = "--vllm-python" if settings.vllm_python else "--vllm-source" if settings.vllm_source else ""
+    if named and set(stacks.values()) == {"reference"}:
+        raise UsageError(f"{named} names a vLLM, but the reference stack is judged: add --stack vllm")
     if settings.emulate and set(stacks.values()) != {"reference"}:
         raise UsageError(f"--emulate {settings.emulate} runs on the reference stack, not on {settings.stack}")
     if policy.release and (settings.layers or settings.repair or settings.force_shard):
