@@ -23,6 +23,8 @@ from tests.pytest_plugin import fake_stacks
 SUITES = str(TREE / "suites")
 #: What every session here starts with: the clone's settings, no cache, and no plugin that costs a second to load.
 _BASE = ["-c", str(TREE / "pyproject.toml"), "--rootdir", str(TREE), "-p", "no:cacheprovider"]
+#: Garbage is not what these sessions are about, and collecting it beside torch takes most of their time.
+_QUICK = ["-p", "no:unraisableexception", "-p", "no:threadexception"]
 _TINY = ["--geometry", "deepseek-v4-tiny"]
 _TARGETS = {opener.__name__: f"{fake_stacks.__name__}:{opener.__name__}" for opener in fake_stacks.OPENERS}
 
@@ -83,7 +85,7 @@ def session(loaded: None, pytester: pytest.Pytester, tmp_path: Path, monkeypatch
 
     def run(*arguments: str, tiny: bool = True, keep: bool = True) -> Outcome:
         words = _command(arguments, tmp_path, tiny, keep)
-        result = pytester.runpytest_inprocess(*words)
+        result = pytester.runpytest_inprocess(*_QUICK, *words, no_reraise_ctrlc=True)
         return Outcome(int(result.ret), f"{result.stdout}\n{result.stderr}", tmp_path / "run")
 
     return run

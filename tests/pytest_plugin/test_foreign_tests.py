@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.pytest_plugin.conftest import SUITES, Session
@@ -39,7 +37,7 @@ def test_claims_that_are_all_deselected_leave_no_verdict(session: Session, pytes
 
 
 def test_default_folder_is_under_runs(session: Session, pytester: pytest.Pytester) -> None:
-    session(SUITES, "--stack", "planner", keep=False)
+    session(SUITES, "--stack", "planner", "--layers", "plan", keep=False)
     assert [path.name for path in (pytester.path / "runs").glob("*-planner-*/*") if path.name == "verdict.json"]
 
 
@@ -55,7 +53,8 @@ def test_own_failure_beside_a_go_is_a_failure(
 
 def test_own_failure_is_not_hidden_by_allow_incomplete(session: Session, pytester: pytest.Pytester) -> None:
     own = pytester.makepyfile("def test_own(): assert 0")
-    assert session(str(own), SUITES, "--stack", "planner", "--allow-incomplete").code == 1
+    call = (str(own), SUITES, "--stack", "planner", "-k", "test_own or w2.offsets", "--allow-incomplete")
+    assert session(*call).code == 1
 
 
 def test_claims_run_first_and_in_schedule_order(session: Session, pytester: pytest.Pytester) -> None:
@@ -92,11 +91,16 @@ def test_exit_with_zero_half_way_is_no_success(session: Session, pytester: pytes
     assert outcome.statuses["plan.axes.heads"] == "not-run"
 
 
-def test_interrupted_session_says_how_to_go_on(process: Session, tmp_path: Path) -> None:
-    (tmp_path / "interferes.py").write_text(
-        "def pytest_runtest_setup(item):\n    if item.name == 'heads':\n        raise KeyboardInterrupt\n"
+def test_interrupted_session_says_how_to_go_on(session: Session, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        interferes="""
+        def pytest_runtest_setup(item):
+            if item.name == "heads":
+                raise KeyboardInterrupt
+        """
     )
-    outcome = process(SUITES, "--stack", "planner", "--layers", "plan", "-p", "interferes")
+    pytester.syspathinsert()
+    outcome = session(SUITES, "--stack", "planner", "--layers", "plan", "-p", "interferes")
     assert outcome.code == pytest.ExitCode.INTERRUPTED
     assert f"--run-dir {outcome.folder} --resume goes on" in outcome.text
     assert outcome.evidence()[0]["id"] == "plan.accepted"

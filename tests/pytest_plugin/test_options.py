@@ -41,7 +41,7 @@ def test_wrong_call_is_one_line_and_pytests_own_code(session: Session, call: lis
     ],
 )
 def test_profile_is_the_one_named(session: Session, call: list[str], profile: str) -> None:
-    outcome = session(SUITES, "--stack", "planner", *call)
+    outcome = session(f"{SUITES}/plan", "--stack", "planner", *call)
     assert outcome.verdict["profile"] == profile
 
 
@@ -52,18 +52,18 @@ def test_header_says_what_will_be_judged(session: Session) -> None:
 
 def test_gpu_found_decides_the_profile(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hardware_profiles.found", lambda: ("sm90", "a GPU"))
-    outcome = session(SUITES, "--stack", "planner")
+    outcome = session(f"{SUITES}/plan", "--stack", "planner")
     assert outcome.verdict["profile"] == "sm90"
 
 
 def test_allow_incomplete(session: Session) -> None:
-    outcome = session(SUITES, "--stack", "planner", "--allow-incomplete")
+    outcome = session(SUITES, "--stack", "planner", "-k", "loader.w2", "--allow-incomplete")
     assert outcome.code == 0, outcome.text
     assert outcome.verdict["verdict"] == "INCOMPLETE"
 
 
 def test_allow_incomplete_forgives_no_failure(session: Session) -> None:
-    assert session(SUITES, "--stack", "wrong", "--allow-incomplete").code == 1
+    assert session(f"{SUITES}/plan", "--stack", "wrong", "--allow-incomplete").code == 1
 
 
 def test_adapter_in_trouble_fails_and_is_incomplete(session: Session) -> None:
@@ -75,7 +75,8 @@ def test_adapter_in_trouble_fails_and_is_incomplete(session: Session) -> None:
 
 
 def test_no_gate_runs_blocked_claims(session: Session) -> None:
-    assert session(SUITES, "--stack", "wrong", "--no-gate").statuses["loader.w2.offsets"] == "not-supported"
+    outcome = session(SUITES, "--stack", "wrong", "--no-gate", "-k", "axes.heads or w2.offsets")
+    assert outcome.statuses["loader.w2.offsets"] == "not-supported"
 
 
 def test_used_folder_is_refused_and_resume_goes_on(
@@ -83,7 +84,7 @@ def test_used_folder_is_refused_and_resume_goes_on(
 ) -> None:
     calls = pytester.path / "calls"
     monkeypatch.setenv("FAKE_STACK_CALLS", str(calls))
-    call = (SUITES, "--stack", "planner")
+    call = (SUITES, "--stack", "planner", "--layers", "plan,quant,loader")
     first = session(*call)
     lines = len(first.evidence())
     again = session(*call)
