@@ -198,9 +198,10 @@ class Context:
                 except StackError as error:
                     outcomes[parameter] = error
             for parameter, seen in (measure_layer(layer, due, t.seed + rank) if due else {}).items():
+                if isinstance(seen, StackError):
+                    outcomes[parameter] = seen
+                    continue
                 try:
-                    if isinstance(seen, StackError):
-                        raise seen
                     starts_zero = not any(bool(layer.initial(parameter, e).any()) for e in {0, experts - 1})
                     outcomes[parameter] = Loaded(due[parameter].map, seen, starts_zero)
                 except StackError as error:

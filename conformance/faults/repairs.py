@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from conformance import expected
 from conformance.errors import nearest
 from conformance.geometry import ELEMENTS_PER_BYTE, SCALE_GROUP, Geometry
 
@@ -36,15 +37,9 @@ def attributes(chosen: Iterable[str], geometry: Geometry, tp: int) -> dict[str, 
     for name in chosen:
         if name not in REPAIRS:
             raise nearest(name, REPAIRS, "repair")
-        logical = _logical_width(geometry.intermediate, tp)
+        logical = expected.axes(geometry, tp)["routed"].per_rank
         declared = {
             parameter: {"b12x_mxfp4_w2_scale_group_size": unit, "b12x_mxfp4_w2_logical_k": logical}
             for parameter, unit in (("w2_weight", ELEMENTS_PER_BYTE), ("w2_weight_scale", SCALE_GROUP))
         }
     return declared
-
-
-def _logical_width(intermediate: int, tp: int) -> int:
-    """A rank's elements before kernel rounding: whole scale groups, as even as they come."""
-    groups = -(-intermediate // SCALE_GROUP)
-    return -(-groups // tp) * SCALE_GROUP

@@ -77,14 +77,10 @@ class _Run:
                 windows[name] = prepared
         for expert in experts:
             for name in order:
-                if name in windows:
-                    self._attempt(name, self._load, name, expert, windows[name], kind)
+                self._attempt(name, self._load, name, expert, windows, kind)
         found: dict[str, fingerprint.Seen] = {}
         for name in order:
-            if (
-                name in windows
-                and (seen := self._attempt(name, self._verify, name, experts, windows[name])) is not None
-            ):
+            if (seen := self._attempt(name, self._verify, name, experts, windows)) is not None:
                 found[name] = seen
         return found
 
@@ -103,13 +99,13 @@ class _Run:
         self._layer.fill(name, kind.prefill)
         return windows
 
-    def _load(self, name: str, expert: int, windows: fingerprint.Windows, kind: fingerprint.Kind) -> None:
+    def _load(self, name: str, expert: int, windows: dict[str, fingerprint.Windows], kind: fingerprint.Kind) -> None:
         shards = self._due[name].shards
         for shard in shards if kind is fingerprint.FIRST else shards[::-1]:
-            self._layer.load(name, shard, expert, windows.source(shard, expert))
+            self._layer.load(name, shard, expert, windows[name].source(shard, expert))
 
-    def _verify(self, name: str, experts: list[int], windows: fingerprint.Windows) -> fingerprint.Seen:
-        return fingerprint.verify(self._layer, self._due[name].map, windows, experts)
+    def _verify(self, name: str, experts: list[int], windows: dict[str, fingerprint.Windows]) -> fingerprint.Seen:
+        return fingerprint.verify(self._layer, self._due[name].map, windows[name], experts)
 
     def explain(
         self, name: str, first: dict[str, fingerprint.Seen], second: dict[str, fingerprint.Seen]
