@@ -27,6 +27,8 @@ from conformance.stacks.protocols import (
 if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
+    from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.model_protocol import ModelLoader
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -70,8 +72,8 @@ class Loaded(msgspec.Struct, frozen=True):
 class Context:
     """Handed to every check beside the stack. Planner, loader and kernel may be wrapped by a planted fault.
 
-    `moe` opens the stack's MoE kernel. `maps` tells where the kernel's weights come from (None: the reference's right
-    maps); `spoil` is a fault at the weights that the kernel is given.
+    `moe` opens the stack's MoE kernel, `models` its loader of whole models. `maps` tells where the kernel's weights come
+    from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Context:
         moe: Callable[[], MoeKernel] | None = None,
         maps: Callable[[], LoadedMaps] | None = None,
         spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
+        models: Callable[[], ModelLoader] | None = None,
     ):
         self.target = target
         self._planner = planner
@@ -89,6 +92,8 @@ class Context:
         self._open_moe = moe
         self._find_maps = maps
         self._spoil = spoil
+        self._open_models = models
+        self._models: dict[tuple[int, bool], ModelMaps | StackError] = {}
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
         self._maps: LoadedMaps | None = None
@@ -134,6 +139,31 @@ class Context:
         loads = {name: [self.loaded(name, rank) for rank in self.ranks] for name in SHARDS}
         zero = frozenset(name for name, ranks in loads.items() if all(one.starts_zero for one in ranks))
         return LoadedMaps({name: [one.seen for one in ranks] for name, ranks in loads.items()}, words, zero)
+
+    @property
+    def model_loader(self) -> ModelLoader:
+        """Raises NotSupported where the stack loads no whole models for this harness."""
+        if self._open_models is None:
+            raise NotSupported("the stack offers no loader of whole models to this harness (no `model_loader()`)")
+        return self._open_models()
+
+    def model(self, rank: int, draft: bool = False) -> ModelMaps:
+        """One rank's whole (shortened) model as its loader left it, measured once; `draft`: its draft model.
+
+        Raises Blocked where the stack refuses to build it, StackRefused with its words where it refuses to load it.
+        """
+        from conformance.provenance import model_maps
+
+        if (rank, draft) not in self._models:
+            try:
+                tensors = model_maps.tensors(self.geometry, draft)
+                self._models[rank, draft] = model_maps.measure(self.model_loader, self.target, rank, tensors, draft)
+            except StackError as error:
+                self._models[rank, draft] = error
+        outcome = self._models[rank, draft]
+        if isinstance(outcome, StackError):
+            raise outcome
+        return outcome
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """What several checks of a run share, made by the first that asks; an exception is not kept."""

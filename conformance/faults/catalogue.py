@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import history, loader, moe, narrow, plan
+from conformance.faults import history, loader, model, moe, narrow, plan
 from conformance.faults.kernel import MoeFault
+from conformance.faults.models import ModelFault
 from conformance.faults.seams import LoaderFault
 from conformance.stacks.protocols import PlanOutcome
 
@@ -23,12 +24,13 @@ class Fault(NamedTuple):
     seen_in: str = ""
     plan: Callable[[PlanOutcome], PlanOutcome] | None = None
     loader: LoaderFault | None = None
+    model: ModelFault | None = None
     moe: MoeFault | None = None
     rounded: bool = False
 
     @property
     def layer(self) -> str:
-        return "plan" if self.plan else "loader" if self.loader else "moe"
+        return "plan" if self.plan else "loader" if self.loader or self.model else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
@@ -268,6 +270,156 @@ _WRITTEN = (
         "only the last expert's W2 is cut one byte off",
         _all("w2", "offsets"),
         loader=loader.one_expert_wrong,
+    ),
+    Fault(
+        "model-wq-b-shifted",
+        "ranks above 0 read the wq_b weight one row too late, its scale right",
+        _all("wq_b", "offsets", "partition", "alignment"),
+        model=model.shifted("attn.wq_b", ".weight"),
+    ),
+    Fault(
+        "model-wo-a-scale-shifted",
+        "ranks above 0 read the wo_a scale one block too late, the weight right",
+        _all("wo_a", "offsets", "partition", "alignment"),
+        model=model.shifted("attn.wo_a", ".scale"),
+    ),
+    Fault(
+        "model-wo-b-shifted",
+        "ranks above 0 read the wo_b weight one column too late",
+        _all("wo_b", "offsets", "partition", "alignment"),
+        model=model.shifted("attn.wo_b", ".weight", dim=1),
+    ),
+    Fault(
+        "model-shared-gate-shifted",
+        "ranks above 0 read the shared gate one row too late, the up right",
+        _all("shared_gate_up", "offsets", "partition", "alignment"),
+        model=model.shifted("shared_experts.w1", ".weight"),
+    ),
+    Fault(
+        "model-shared-swapped",
+        "the shared expert's gate and up change places",
+        ("loader.shared_gate_up.offsets",),
+        model=model.swapped("shared_experts.w1", "shared_experts.w3"),
+    ),
+    Fault(
+        "model-shared-down-shifted",
+        "ranks above 0 read the shared down scale one block too late",
+        _all("shared_down", "offsets", "partition", "alignment"),
+        model=model.shifted("shared_experts.w2", ".scale", dim=1),
+    ),
+    Fault(
+        "model-vocab-shifted",
+        "ranks above 0 hold the embedding one token on",
+        _all("vocab", "offsets", "partition"),
+        model=model.shifted("embed.weight"),
+    ),
+    Fault(
+        "model-sink-shifted",
+        "ranks above 0 hold the next head's sink",
+        _all("sink", "offsets", "partition"),
+        model=model.shifted("attn_sink"),
+    ),
+    Fault(
+        "model-experts-swapped",
+        "by name, expert 0 and 1 change places",
+        ("loader.routed.offsets",),
+        "vLLM #35497",
+        model=model.swapped(".experts.0.", ".experts.1."),
+    ),
+    Fault(
+        "model-routed-scale-shifted",
+        "by name, ranks above 0 read the W2 scale one group too late",
+        _all("routed", "offsets", "partition", "alignment"),
+        model=model.shifted(".w2.scale", dim=1),
+    ),
+    Fault(
+        "model-norm-shifted",
+        "ranks above 0 hold the KV norm one element on, although it is not cut",
+        ("loader.replicated.whole",),
+        model=model.shifted("attn.kv_norm"),
+    ),
+    Fault(
+        "model-silent-drop",
+        "a bias of the router is dropped without a word",
+        ("loader.checkpoint.consumed", "loader.replicated.whole"),
+        "vLLM default_loader.py: missing weights are looked for in unquantized models only",
+        model=model.dropped("ffn.gate.bias"),
+    ),
+    Fault(
+        "model-uninitialised",
+        "a norm is never written, and its memory is nobody's",
+        ("loader.checkpoint.written", "loader.checkpoint.consumed"),
+        model=model.dropped("attn.q_norm", uninitialised=True),
+    ),
+    *(
+        Fault(
+            f"model-tail-{group.replace('_', '-')}",
+            f"the last element behind the last rank's part holds something: {group}",
+            (f"loader.{group}.tails",),
+            model=model.stale_tail(*fragments),
+        )
+        for group, fragments in (
+            ("wq_b", ("attn.wq_b",)),
+            ("wo_a", ("attn.wo_a",)),
+            ("wo_b", ("attn.wo_b",)),
+            ("shared_gate_up", ("shared_experts.gate_up_proj",)),
+            ("shared_down", ("shared_experts.w2", "shared_experts.down_proj")),
+            ("vocab", ("embed",)),
+            ("routed", ("experts.w2.", "routed_experts.w2")),
+        )
+    ),
+    Fault(
+        "model-sink-zero",
+        "behind the last rank's heads a sink is 0 instead of -inf: a virtual head takes part",
+        ("loader.sink.tails",),
+        model=model.sink_zero,
+    ),
+    *(
+        Fault(
+            f"model-{mutation.replace('_', '-')}-unnoticed",
+            f"a checkpoint with a key {words} is loaded without an error",
+            (f"loader.checkpoint.{mutation}",),
+            seen,
+            model=ModelFault(blind=mutation),
+        )
+        for mutation, words, seen in (
+            ("removed", "removed", "vLLM 45c1582e9, 0.32.0 and 0.33.0, quantized models"),
+            ("scale_missing", "removed, a scale", "the same"),
+            ("renamed", "renamed", "vLLM 0.33.0, routed experts"),
+            ("doubled", "twice", "vLLM 0.33.0"),
+            ("transposed", "transposed", ""),
+        )
+    ),
+    Fault(
+        "model-nameless-refusal",
+        "refusals do not say which key they are about",
+        ("loader.checkpoint.named",),
+        "vLLM: bare assertions on shapes",
+        model=model.nameless,
+    ),
+    Fault(
+        "draft-shifted",
+        "only the draft model's wq_b is read one row too late by ranks above 0",
+        _all("draft", "offsets", "partition"),
+        model=model.shifted("attn.wq_b", ".weight", draft=True),
+    ),
+    Fault(
+        "draft-tail",
+        "only the draft model's wo_a holds something behind the last rank's part",
+        ("loader.draft.tails",),
+        model=model.stale_tail("attn.wo_a", draft=True),
+    ),
+    Fault(
+        "draft-norm-shifted",
+        "only the draft model's enorm is held one element on",
+        ("loader.draft.replicated",),
+        model=model.shifted("enorm", draft=True),
+    ),
+    Fault(
+        "draft-dropped",
+        "only the draft model's h_proj is dropped, and its memory is nobody's",
+        _all("draft", "consumed", "written"),
+        model=model.dropped("h_proj", draft=True, uninitialised=True),
     ),
     Fault(
         "moe-unit-blind",

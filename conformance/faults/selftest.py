@@ -10,6 +10,7 @@ from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.kernel import FaultyMoe
+from conformance.faults.models import FaultyModelLoader
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
@@ -70,8 +71,7 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
         context = _context(stack, target)
-        layers = ("plan", "loader", *({"moe"} & {fault.layer for fault in chosen}))
-        clean = _statuses(stack, context, layers)
+        clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
         planted = [_plant(stack, target, fault, clean, context) for fault in chosen]
     finally:
         stack.close()
@@ -121,15 +121,35 @@ def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Co
             opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
         if moe.loader:
             fed_by, clean = FaultyLoader(loader, moe.loader), None
+    models = getattr(stack, "model_loader", None)
+    if fault and fault.model and models:
+        clean_models, spoilt = models, fault.model
+        models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
-    return Context(target, planner, loader, opened, lambda: source.measured_maps(f"the loader of {stack.name}"), spoil)
+    fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
+    return Context(target, planner, loader, opened, fed, spoil, models)
 
 
-def _statuses(stack: Stack, context: Context, layers: tuple[str, ...], only: tuple[str, ...] = ()) -> Statuses:
+def _all_claims(chosen: list[Fault]) -> set[str]:
+    layers = {"plan", "loader"} | {fault.layer for fault in chosen}
+    return {claim.id for claim in catalogue.claims().values() if claim.layer in layers}
+
+
+def _looked_at(chosen: list[Fault]) -> set[str]:
+    """Claims that run with these faults planted: those that a fault names, and cheap ones beside them (kernels and whole
+    models take longer than all others together)."""
+    ids: set[str] = set()
+    for fault in chosen:
+        group = "loader.moe" if fault.loader else "plan" if fault.plan else ""
+        beside = {claim.id for claim in catalogue.claims().values() if group and claim.group.startswith(group)}
+        ids |= {*fault.claims, *beside}
+    return ids
+
+
+def _statuses(stack: Stack, context: Context, ids: set[str]) -> Statuses:
     found = {}
     for claim in catalogue.claims().values():
-        wanted = claim.id in only if only else claim.layer in layers
-        if wanted and claim.check and not claim.not_applicable(context.geometry):
+        if claim.id in ids and claim.check and not claim.not_applicable(context.geometry):
             status, reason, _ = evaluate(claim, stack, context)
             found[claim.id] = status, reason
     return found
@@ -137,8 +157,7 @@ def _statuses(stack: Stack, context: Context, layers: tuple[str, ...], only: tup
 
 def _plant(stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
     context = _context(stack, target, fault, clean_context)
-    # Of the MoE layer only the claims that the fault names: the whole layer takes as long as all the others together.
-    statuses = _statuses(stack, context, (fault.layer,), fault.claims if fault.moe else ())
+    statuses = _statuses(stack, context, _looked_at([fault]))
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}
     fails_clean = [i for i in fault.claims if i not in passes_clean]

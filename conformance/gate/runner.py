@@ -112,6 +112,7 @@ class Runner:
                 _offered(stack, "loader"),
                 getattr(stack, "moe", None),
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
+                models=getattr(stack, "model_loader", None),
             )
         return self._contexts[stack.name]
 

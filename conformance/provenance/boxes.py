@@ -17,6 +17,7 @@ class State(StrEnum):
     SOURCE = "source"
     ZERO = "zero"
     UNTOUCHED = "untouched"
+    MINUS_INF = "-inf"  # of a whole model's float parameters: an attention sink that takes no part
     UNKNOWN = "unknown"  # neither zero, nor the prefill, nor any checkpoint byte
 
 
@@ -169,6 +170,7 @@ def _words(box: Box, place: tuple[int, int, int]) -> str:
     return {
         State.ZERO: "zero",
         State.UNTOUCHED: "untouched (never written)",
+        State.MINUS_INF: "-inf",
         State.UNKNOWN: "a byte that is neither zero nor of the checkpoint",
     }[box.state]
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
 
 
@@ -54,6 +55,11 @@ class ReferenceStack:
 
     def loader(self) -> ReferenceLoader:
         return ReferenceLoader(self._emulate.get("intermediate", 32), self._emulate.get("hidden", 32))
+
+    def model_loader(self) -> ReferenceModelLoader:
+        from conformance.stacks.reference_model import ReferenceModelLoader
+
+        return ReferenceModelLoader(self._emulate.get("intermediate", 32))
 
     def moe(self) -> ReferenceMoe:
         from conformance.stacks.reference_moe import ReferenceMoe

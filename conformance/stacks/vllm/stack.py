@@ -13,6 +13,7 @@ from conformance.stacks import interpreter
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import StackInfo, StackOptions
 from conformance.stacks.vllm.loader import VllmLoader
+from conformance.stacks.vllm.models import VllmModelLoader
 from conformance.stacks.vllm.planner import VllmPlanner
 
 _WORKER = Path(__file__).with_name("worker")
@@ -108,6 +109,9 @@ class VllmStack:
 
     def loader(self) -> VllmLoader:
         return VllmLoader(self._worker)
+
+    def model_loader(self) -> VllmModelLoader:
+        return VllmModelLoader(self._worker)
 
     def close(self) -> None:
         self._worker.close()

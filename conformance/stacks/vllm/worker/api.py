@@ -25,6 +25,22 @@ def open_experts(**request):
     return experts.open_experts(**request)
 
 
+def open_model(**request):
+    from . import whole_model
+
+    start()
+    return whole_model.open_model(**request)
+
+
+def _whole_model(name):
+    def call(**arguments):
+        from . import whole_model
+
+        return getattr(whole_model, name)(**arguments)
+
+    return call
+
+
 CALLS = {
     "info": info,
     "plan": plan,
@@ -37,4 +53,9 @@ CALLS = {
     "write": sessions.write,
     "initial": sessions.initial,
     "close": sessions.close,
+    "open_model": open_model,
+    "fill_model": _whole_model("fill_model"),
+    "load_model": _whole_model("load_model"),
+    "read_model": _whole_model("read_model"),
+    "close_model": _whole_model("close_model"),
 }

@@ -14,7 +14,7 @@ def open_experts(folder, tp, rank, backend, experts, capability, attention, forc
     """
     wanted = oracle.candidates(backend)
     named = backend if backend in configs.moe_backends() else "auto"
-    config, notes, forced = _configuration(folder, tp, capability, named, attention, force)
+    config, notes, forced = configuration(folder, tp, capability, named, attention, force)
     if named != backend:
         notes.append(f"--moe-backend takes no {backend!r} here, only the oracle does: configured as {named!r}")
     from vllm.config import set_current_vllm_config
@@ -40,7 +40,7 @@ def open_experts(folder, tp, rank, backend, experts, capability, attention, forc
     }
 
 
-def _configuration(folder, tp, capability, backend, attention, force):
+def configuration(folder, tp, capability, backend, attention, force):
     """(VllmConfig, notes, whether the layer's own divisibility check has to be gone round too)."""
     model = configs.model_config(folder)
     try:

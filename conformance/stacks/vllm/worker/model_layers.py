@@ -4,10 +4,7 @@ Nothing here divides an axis by tp: per-rank sizes come from parameter shapes, p
 say of themselves. An axis that cannot be read is left out, with a note.
 """
 
-import contextlib
-
-from . import oracle, stubs
-from .fake_platform import pretend
+from . import building, stubs
 from .problems import Unsupported, stacks_words
 
 
@@ -43,7 +40,7 @@ def _shortest(config, tp, capability, moe, rank, indexed):
     """The model with as few layers as show an indexer, if the configuration has one (8 layers at most)."""
     total = config.model_config.hf_text_config.num_hidden_layers
     for depth in range(min(2, total), min(8, total) + 1):
-        model = _build(config, tp, capability, moe, rank, depth)
+        model = building.build(config, tp, capability, moe, rank, depth)
         if not indexed or _indexers(model):
             break
     return model
@@ -54,51 +51,6 @@ def _try(built, name, into, reader):
         into[name] = reader()
     except Exception as error:  # another version's layers: the axis is missing, and the note says why
         built.notes.append(f"{name} cannot be read off the layers: {stacks_words(error)}")
-
-
-def _build(config, tp, capability, moe, rank, layers):
-    import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.models import ModelRegistry
-
-    model_config = config.model_config
-    kind, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config=model_config)
-    if capability is None:
-        kind = _without_cuda(kind)
-    choice = oracle.choosing(oracle.candidates(moe)[0]) if moe in oracle.names() else contextlib.nullcontext()
-    texts = {id(c): c for c in (model_config.hf_config, model_config.hf_text_config)}.values()
-    totals = [text.num_hidden_layers for text in texts]
-    cache_dtype, context = config.cache_config.cache_dtype, config.compilation_config.static_forward_context
-    registered = dict(context)
-    try:
-        for text in texts:
-            text.num_hidden_layers = layers
-        config.cache_config.cache_dtype = "fp8"
-        with (
-            set_current_vllm_config(config),
-            pretend(capability, cuda=False),
-            stubs.standing_in(tp, rank),
-            choice,
-            torch.device("meta"),
-        ):
-            return kind(vllm_config=config)
-    finally:
-        for text, total in zip(texts, totals, strict=True):
-            text.num_hidden_layers = total
-        config.cache_config.cache_dtype = cache_dtype
-        context.clear()
-        context.update(registered)
-
-
-def _without_cuda(kind):
-    """The same model's class for CPUs, where this version has one: the default one asks for a CUDA capability."""
-    import importlib
-
-    parts = kind.__module__.rsplit(".", 2)
-    try:
-        return getattr(importlib.import_module(f"{parts[0]}.cpu.{parts[2]}"), kind.__name__)
-    except (ImportError, AttributeError):
-        return kind
 
 
 def _whole(rows, unit):

@@ -1,9 +1,8 @@
 """Open layers and shared buffers, and the byte traffic between them. One copy an operation, no conversion anywhere."""
 
 import itertools
-import sys
-from typing import Any
 
+from . import building
 from .problems import Refused, stacks_words
 from .routed import LAYER, PARAMETERS
 
@@ -139,18 +138,8 @@ def initial(session, parameter, buffer):
 
     opened = sessions[session]
     if opened.initial is None:
-        deterministic: Any = sys.modules["torch.utils.deterministic"]
-        filled = deterministic.fill_uninitialized_memory
-        strict = torch.are_deterministic_algorithms_enabled()
-        warn = torch.is_deterministic_algorithms_warn_only_enabled()
-        deterministic.fill_uninitialized_memory = True
-        torch.use_deterministic_algorithms(True)
-        try:
-            with set_current_vllm_config(opened.config):
-                twin = opened.twin()
-        finally:
-            torch.use_deterministic_algorithms(strict, warn_only=warn)
-            deterministic.fill_uninitialized_memory = filled
+        with building.marking_uninitialised(), set_current_vllm_config(opened.config):
+            twin = opened.twin()
         opened.initial = {name: getattr(twin, name).data[0].view(torch.uint8).clone() for name in PARAMETERS}
     view = opened.initial[parameter]
     buffers[buffer][: view.numel()].view(view.shape).copy_(view)

@@ -1,0 +1,194 @@
+"""A checkpoint with one thing wrong: is it refused, and does the refusal say which key it is about?
+
+Run on the smallest model of the same kind at TP1: what a loader does about names does not depend on sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from conformance import geometry
+from conformance.context import Context
+from conformance.errors import Blocked, NotSupported, StackRefused
+from conformance.provenance import model_maps, model_trace
+from conformance.provenance.model_maps import Tensors
+from conformance.provenance.model_trace import Pass
+from conformance.result import Evidence, Finding
+from conformance.stacks.model_protocol import Coded, ModelRequest, WholeModel
+
+SMALL = "deepseek-v4-tiny"
+_MOST = 12
+
+
+class Outcome(NamedTuple):
+    """`refusal`: the stack's words; None where it loaded the checkpoint without one."""
+
+    key: str
+    kind: str
+    refusal: str | None
+    named: bool
+
+
+def _removed(tensors: list[Coded], index: int) -> list[Coded] | None:
+    return tensors[:index] + tensors[index + 1 :]
+
+
+def _scale_missing(tensors: list[Coded], index: int) -> list[Coded] | None:
+    return _removed(tensors, index) if tensors[index].name.endswith(".scale") else None
+
+
+def _renamed(tensors: list[Coded], index: int) -> list[Coded] | None:
+    """One letter more in the module's name: `attn.wq_bx.weight`."""
+    parts = tensors[index].name.split(".")
+    place = -2 if parts[-1] in ("weight", "scale", "bias") and len(parts) > 1 else -1
+    parts[place] += "x"
+    other = msgspec.structs.replace(tensors[index], name=".".join(parts))
+    return [*tensors[:index], other, *tensors[index + 1 :]]
+
+
+def _doubled(tensors: list[Coded], index: int) -> list[Coded] | None:
+    """The key a second time, at the end, with other contents."""
+    one = tensors[index]
+    size = len(one.codes)
+    return [*tensors, msgspec.structs.replace(one, codes=one.codes[size // 2 :] + one.codes[: size // 2])]
+
+
+def _transposed(tensors: list[Coded], index: int) -> list[Coded] | None:
+    one = tensors[index]
+    if len(one.shape) != 2 or one.shape[0] == one.shape[1]:
+        return None
+    other = msgspec.structs.replace(one, shape=one.shape[::-1], dim=1 - one.dim)
+    return [*tensors[:index], other, *tensors[index + 1 :]]
+
+
+MUTATIONS: dict[str, Callable[[list[Coded], int], list[Coded] | None]] = {
+    "removed": _removed,
+    "scale_missing": _scale_missing,
+    "renamed": _renamed,
+    "doubled": _doubled,
+    "transposed": _transposed,
+}
+_MEANING = {
+    "removed": "a model with that part missing is served",
+    "scale_missing": "a weight without its scale is served",
+    "renamed": "the key is dropped and the parameter left as it was",
+    "doubled": "one of two different tensors wins by chance",
+    "transposed": "a tensor of the wrong shape is taken",
+}
+
+
+def small() -> geometry.Geometry:
+    """The tiny model, its first layer with hash routing: every kind of tensor, in a few MB."""
+    config = dict(geometry.load(SMALL).config)
+    return geometry.parse(config | {"num_hash_layers": 1}, f"{SMALL}, one hash layer")
+
+
+def outcomes(context: Context, mutation: str) -> list[Outcome]:
+    """One outcome a kind of tensor. Raises Blocked where the clean checkpoint is refused."""
+    found: list[Outcome] = context.once(f"mutated {mutation}", lambda: list(_run(context, mutation)))
+    return found
+
+
+def _run(context: Context, mutation: str) -> Iterator[Outcome]:
+    tensors = model_maps.tensors(small())
+    for model, homes in _opened(context, tensors):
+        clean = model_trace.numbered(tensors.stored, Pass("row", 0))
+        for index in _representatives(tensors):
+            wrong = MUTATIONS[mutation](clean, index)
+            if wrong is None:
+                continue
+            key = clean[index].name
+            words = _refusal(model, wrong)
+            handed = wrong[index].name if mutation == "renamed" else key
+            known = [handed, *homes.get(key, [])]
+            yield Outcome(key, tensors.kinds[key], words, words is not None and _names(words, known))
+
+
+def _opened(context: Context, tensors: Tensors) -> Iterator[tuple[WholeModel, dict[str, list[str]]]]:
+    """The small model, and which parameters each tensor is held in."""
+    t = context.target
+    request = ModelRequest(
+        small(), 1, 0, t.backend, t.capability, t.attention, t.force, tensors.layers, model_maps.EXPERTS
+    )
+    try:
+        model = context.model_loader.open_model(request)
+    except StackRefused as refusal:
+        raise Blocked(f"the stack refuses to build the small model: {refusal}") from None
+    try:
+        try:
+            maps = model_trace.trace(model, tensors.stored, 0)
+        except StackRefused as refusal:
+            raise Blocked(f"the stack refuses the clean checkpoint of the small model: {refusal}") from None
+        homes: dict[str, list[str]] = {}
+        for parameter, one in maps.items():
+            for box in one.boxes:
+                if box.origin:
+                    homes.setdefault(box.origin.shard, []).append(parameter)
+        yield model, homes
+    finally:
+        model.close()
+
+
+def _representatives(tensors: Tensors) -> list[int]:
+    """The last tensor of each kind."""
+    last = {tensors.kinds[name]: index for index, name in enumerate(tensors.stored)}
+    return sorted(last.values())
+
+
+def _refusal(model: WholeModel, tensors: list[Coded]) -> str | None:
+    try:
+        model.load(tensors)
+    except StackRefused as refusal:
+        return str(refusal)
+    return None
+
+
+def _names(words: str, known: list[str]) -> bool:
+    """Does the message hold the key or its last three parts (a stack may map prefixes), or the parameter it goes to?"""
+    tails = [".".join(name.removesuffix(".scale").removesuffix(".weight").split(".")[-3:]) for name in known]
+    return any(name in words for name in tails)
+
+
+def evidence(context: Context, mutation: str) -> Evidence:
+    found = outcomes(context, mutation)
+    if not found:
+        raise NotSupported(f"no tensor of {SMALL} can be {mutation}")
+    silent = [o for o in found if o.refusal is None]
+    findings = [
+        Finding(f"{o.key} {mutation.replace('_', ' ')}", "an error", "loaded without one", _MEANING[mutation])
+        for o in silent
+    ]
+    return Evidence(
+        ok=not silent,
+        summary=f"{mutation}: all {len(found)} kinds of tensor are refused"
+        if not silent
+        else f"{mutation}: {len(silent)} of {len(found)} kinds of tensor are loaded without an error, {silent[0].key}",
+        expected=f"{len(found)} refusals",
+        measured={"refused": len(found) - len(silent), "silent": [o.key for o in silent]},
+        findings=findings[:_MOST],
+        notes=[f"one tensor of each kind, on {small().name}, TP1"],
+    )
+
+
+def naming(context: Context) -> Evidence:
+    """Of the refusals of every mutation, those that do not say which key they are about."""
+    found = [(m, o) for m in MUTATIONS for o in outcomes(context, m) if o.refusal is not None]
+    if not found:
+        raise NotSupported("no wrong checkpoint is refused at all")
+    nameless = [(m, o) for m, o in found if not o.named]
+    findings = [
+        Finding(f"{o.key} {m.replace('_', ' ')}", "an error that names it", str(o.refusal), "nobody can act on it")
+        for m, o in nameless
+    ]
+    return Evidence(
+        ok=not nameless,
+        summary=f"all {len(found)} refusals name the key"
+        if not nameless
+        else f"{len(nameless)} of {len(found)} refusals do not name the key: {findings[0].where}: {findings[0].got}",
+        expected="the key, or the parameter that it is loaded into, in the message",
+        measured={"refusals": len(found), "without a name": [f"{o.key} {m}" for m, o in nameless]},
+        findings=findings[:_MOST],
+    )
