@@ -72,7 +72,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class Context:
     """Handed to every check beside the stack. Planner, loader and kernel may be wrapped by a planted fault.
 
-    `moe` opens the stack's MoE kernel, `models` its loader of whole models. `maps` tells where the kernel's weights come
+    `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
     from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given.
     """
 

@@ -136,7 +136,7 @@ def _all_claims(chosen: list[Fault]) -> set[str]:
 
 
 def _looked_at(chosen: list[Fault]) -> set[str]:
-    """Claims that run with these faults planted: those that a fault names, and cheap ones beside them (kernels and whole
+    """Claims that run with these faults planted: those that they name, and cheap ones beside them (kernels and whole
     models take longer than all others together)."""
     ids: set[str] = set()
     for fault in chosen:

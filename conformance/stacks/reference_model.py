@@ -89,7 +89,7 @@ class Layout:
         size = list(shape)
         if axis is not None:
             size[axis] = room = room or pieces
-        kind, have = self.parameters.setdefault(parameter, (_DTYPES[dtype], [0, *size[1:]]))
+        _, have = self.parameters.setdefault(parameter, (_DTYPES[dtype], [0, *size[1:]]))
         self.homes[name] = Home(parameter, dtype, shape, have[0], axis, pieces, room)
         have[0] += size[0]
 

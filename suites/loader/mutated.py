@@ -43,7 +43,7 @@ def _scale_missing(tensors: list[Coded], index: int) -> list[Coded] | None:
 def _renamed(tensors: list[Coded], index: int) -> list[Coded] | None:
     """One letter more in the module's name: `attn.wq_bx.weight`."""
     parts = tensors[index].name.split(".")
-    place = -2 if parts[-1] in ("weight", "scale", "bias") and len(parts) > 1 else -1
+    place = -2 if len(parts) > 1 and parts[-1] in ("weight", "scale", "bias") else -1
     parts[place] += "x"
     other = msgspec.structs.replace(tensors[index], name=".".join(parts))
     return [*tensors[:index], other, *tensors[index + 1 :]]
@@ -102,8 +102,9 @@ def _run(context: Context, mutation: str) -> Iterator[Outcome]:
                 continue
             key = clean[index].name
             words = _refusal(model, wrong)
-            handed = wrong[index].name if mutation == "renamed" else key
-            known = [handed, *homes.get(key, [])]
+            known = [key, *homes.get(key, [])]
+            if mutation == "renamed":  # a stack may map the wrong name as it would have mapped the right one
+                known += [_module(name) + "x" for name in known]
             yield Outcome(key, tensors.kinds[key], words, words is not None and _names(words, known))
 
 
@@ -146,10 +147,17 @@ def _refusal(model: WholeModel, tensors: list[Coded]) -> str | None:
     return None
 
 
+def _module(name: str) -> str:
+    """`2.attn.wq_b` of `layers.2.attn.wq_b.scale`: a stack may map what is before it and behind it."""
+    parts = name.split(".")
+    if len(parts) > 1 and parts[-1].split("_")[0] in ("weight", "scale", "bias"):
+        parts.pop()
+    return ".".join(parts[-3:])
+
+
 def _names(words: str, known: list[str]) -> bool:
-    """Does the message hold the key or its last three parts (a stack may map prefixes), or the parameter it goes to?"""
-    tails = [".".join(name.removesuffix(".scale").removesuffix(".weight").split(".")[-3:]) for name in known]
-    return any(name in words for name in tails)
+    """Does the message hold the key, its module, or the parameter that it goes to?"""
+    return any(name in words or _module(name) in words for name in known)
 
 
 def evidence(context: Context, mutation: str) -> Evidence:
