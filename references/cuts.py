@@ -53,7 +53,8 @@ def cut(config: dict[str, Any], tp: int, rank: int, kind: str, dtype: str) -> Cu
     for what, element in (("begins", first), ("ends", last), ("is", share)):
         if element % unit and element != size:
             raise ValueError(f"{kind}: rank {rank}'s share {what} {element}, inside a unit of {unit} elements")
-    return Cut(axis, first // unit, -(-last // unit), -(-share // unit), unit)
+    start = first // unit if first < last else -(-size // unit)  # past the end: no unit, not the last one again
+    return Cut(axis, start, max(start, -(-last // unit)), -(-share // unit), unit)
 
 
 def place(kind: str) -> tuple[int, str] | None:

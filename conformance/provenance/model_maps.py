@@ -92,6 +92,7 @@ def tensors(geometry: Geometry, draft: bool = False) -> Tensors:
     """
     config = {**geometry.config, "n_routed_experts": EXPERTS, "num_experts_per_tok": 1}
     try:
+        checkpoint.tensors(config, ())  # says what is wrong with the config, before anything is read off it
         depth = _depth(geometry.config)
         listed = checkpoint.tensors(config, range(depth), draft=draft)
     except ValueError as error:

@@ -11,7 +11,7 @@ from conformance.gate.runner import evaluate
 from conformance.stacks.protocols import ParameterInfo, StackOptions
 from conformance.stacks.reference import ReferenceStack
 
-LOADER = [c for c in catalogue.claims().values() if c.layer == "loader"]
+LOADER = [c for c in catalogue.claims().values() if c.group == "loader.moe"]
 
 
 class _Watched:
