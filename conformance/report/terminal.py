@@ -31,6 +31,7 @@ _WORDS = {
 class Terminal:
     def __init__(self, to_stderr: bool = False):
         self._console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
+        self._said: dict[str, str] = {}
 
     def say(self, line: str) -> None:
         self._console.print(line, markup=False)
@@ -42,8 +43,12 @@ class Terminal:
         if result is None:
             return
         line = Text(f"{result.status:>14}  ", style=STYLES.get(result.status, "yellow"))
-        line.append(f"{result.id:<26} {words.gist(result)}", style="default")
+        gist = words.gist(result)
+        first = self._said.setdefault(gist, result.id) if result.status is not Status.PASS else result.id
+        line.append(f"{result.id:<26} {gist if first == result.id else f'the same as {first}'}", style="default")
         self._console.print(line)
+        if first != result.id:
+            return
         for detail in words.details(result):
             self.say(f"{'':16}{detail}")
 
