@@ -1,9 +1,9 @@
-"""The claims, as data: `claims/LAYER.toml`, and which group needs which (`claims/dependencies.toml`)."""
+"""The claims, as data: `claims/LAYER.toml`, `claims/SUBJECT.toml`; which group needs which: `dependencies.toml`."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import TopologicalSorter
@@ -39,13 +39,17 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str = ""
     #: Geometry fields that must be above zero for the claim to apply.
     needs_geometry: tuple[str, ...] = ()
+    #: Options without which there is nothing to look at: `checkpoint` is `--checkpoint`.
+    needs_option: tuple[str, ...] = ()
 
     @property
     def layer(self) -> str:
         return self.id.split(".", 1)[0]
 
-    def not_applicable(self, geometry: Geometry) -> str:
-        """Why the claim does not apply to this geometry; empty if it does."""
+    def not_applicable(self, geometry: Geometry, given: Collection[str] = ()) -> str:
+        """Why the claim does not apply to this geometry, or to a call with these options; empty if it does."""
+        if ungiven := [option for option in self.needs_option if option not in given]:
+            return f"--{ungiven[0]} is not given"
         lacking = [field for field in self.needs_geometry if not getattr(geometry, field)]
         return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ") if lacking else ""
 
@@ -59,9 +63,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def claims() -> dict[str, Claim]:
     """Every claim by id, in schedule order: layers, then groups after the groups they need, then as written."""
     written = [
-        msgspec.convert(entry, Claim)
-        for layer in LAYERS
-        for entry in tomllib.loads((_FOLDER / f"{layer}.toml").read_text())["claim"]
+        msgspec.convert(entry, Claim) for path in _written() for entry in tomllib.loads(path.read_text())["claim"]
     ]
     found = {claim.id: claim for claim in written}
     assert len(found) == len(written), "two claims share an id"
@@ -71,6 +73,12 @@ def claims() -> dict[str, Claim]:
     rank = {claim.id: n for n, claim in enumerate(written)}
     ordered = sorted(written, key=lambda c: (LAYERS.index(c.layer), order.index(c.group), rank[c.id]))
     return {claim.id: claim for claim in ordered}
+
+
+def _written() -> list[Path]:
+    """The files of claims: one a layer, and then those on a subject of their own."""
+    found = {path.stem: path for path in sorted(_FOLDER.glob("*.toml")) if path.stem != "dependencies"}
+    return [found.pop(layer) for layer in LAYERS] + list(found.values())
 
 
 @cache

@@ -25,6 +25,7 @@ from conformance.stacks.protocols import (
 )
 
 if TYPE_CHECKING:
+    from conformance.checkpoint.folder import Files
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
@@ -73,7 +74,8 @@ class Context:
     """Handed to every check beside the stack. Planner, loader and kernel may be wrapped by a planted fault.
 
     `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
-    from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given.
+    from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
+    `--checkpoint` holds.
     """
 
     def __init__(
@@ -85,10 +87,12 @@ class Context:
         maps: Callable[[], LoadedMaps] | None = None,
         spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
         models: Callable[[], ModelLoader] | None = None,
+        files: Files | None = None,
     ):
         self.target = target
+        self.files = files
+        self.loader = loader
         self._planner = planner
-        self._loader = loader
         self._open_moe = moe
         self._find_maps = maps
         self._spoil = spoil
@@ -212,7 +216,7 @@ class Context:
         t = self.target
         experts = t.geometry.experts
         try:
-            layer = self._loader.open_experts(t.experts_request(rank, experts))
+            layer = self.loader.open_experts(t.experts_request(rank, experts))
         except StackRefused as refusal:
             raise Blocked(f"the stack refuses to build it: {refusal}") from None
         outcomes: dict[str, Loaded | StackError] = {}

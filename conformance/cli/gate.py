@@ -34,6 +34,8 @@ def gate(
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Run blocked claims all the same.")] = False,
     waivers: Annotated[str | None, typer.Option(help="TOML file of waivers: claim, issue, reason, until.")] = None,
     loader_run: options.LoaderRun = None,
+    checkpoint: options.Checkpoint = None,
+    checkpoint_bytes: options.CheckpointBytes = False,
     claim: Claims = None,
     then: Then = None,
     json: options.Json = None,
@@ -70,6 +72,8 @@ def gate(
         no_gate=no_gate,
         waivers=waivers,
         loader_run=loader_run,
+        checkpoint=checkpoint,
+        checkpoint_bytes=checkpoint_bytes,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None
     run = resolve(settings)

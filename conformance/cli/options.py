@@ -27,6 +27,12 @@ Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam 
 LoaderRun = Annotated[
     str | None, typer.Option("--loader-run", help="Run folder whose recorded loader maps feed the MoE kernel.")
 ]
+Checkpoint = Annotated[
+    str | None, typer.Option(help="Folder of a safetensors checkpoint: its config.json, names, types and shapes.")
+]
+CheckpointBytes = Annotated[
+    bool, typer.Option("--checkpoint-bytes", help="Compare what is loaded with the bytes of --checkpoint's files.")
+]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]

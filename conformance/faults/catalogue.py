@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import history, loader, model, moe, narrow, plan
+from conformance.faults import files, history, loader, model, moe, narrow, plan
+from conformance.faults.files import FilesFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
 from conformance.faults.seams import LoaderFault
@@ -26,11 +27,12 @@ class Fault(NamedTuple):
     loader: LoaderFault | None = None
     model: ModelFault | None = None
     moe: MoeFault | None = None
+    files: FilesFault | None = None
     rounded: bool = False
 
     @property
     def layer(self) -> str:
-        return "plan" if self.plan else "loader" if self.loader or self.model else "moe"
+        return "plan" if self.plan else "loader" if self.loader or self.model or self.files else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
@@ -270,6 +272,28 @@ _WRITTEN = (
         "only the last expert's W2 is cut one byte off",
         _all("w2", "offsets"),
         loader=loader.one_expert_wrong,
+    ),
+    *(
+        Fault(f"files-{name}", what, (f"loader.files.{part}",), seen_in, files=fault)
+        for name, part, what, seen_in, fault in (
+            ("missing", "names", "one tensor is in no file", "", files.missing_tensor),
+            ("no-draft", "names", "config.json counts a draft layer, no file holds it", "", files.missing_draft),
+            ("no-indexer", "names", "a layer of ratio 4 has no indexer", "", files.missing_indexer),
+            ("no-scale", "names", "one expert's W2 has no scales", "", files.missing_scale),
+            ("converted", "names", "scales named as after a conversion", "", files.converted_names),
+            ("routing", "names", "a hash layer has a bias, no table", "", files.routing_of_another_layer),
+            ("unsigned", "dtypes", "packed codes of one expert stored as U8", "", files.unsigned_codes),
+            ("scale-bytes", "dtypes", "E8M0 scales stored as U8", "", files.scales_as_bytes),
+            ("float-routes", "dtypes", "the hash table stored as floats", "", files.routes_as_floats),
+            ("transposed", "shapes", "one projection transposed", "", files.transposed),
+            ("misshapen", "shapes", "the draft's packed W2 in another shape", "", files.misshapen_experts),
+        )
+    ),
+    Fault(
+        "files-negative-zero",
+        "codes of -0 are loaded as 0",
+        ("loader.files.bytes",),
+        loader=files.negative_zero_lost,
     ),
     Fault(
         "model-wq-b-shifted",

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import msgspec
 
 import hardware_profiles
 from conformance import catalogue, geometry
+from conformance.checkpoint import folder
+from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
@@ -70,9 +78,10 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     stack = registry.open_stack(stack_name, emulated)
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
-        context = _context(stack, target)
+        files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
+        context = _context(stack, target, files=files)
         clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
-        planted = [_plant(stack, target, fault, clean, context) for fault in chosen]
+        planted = [_plant(stack, target, fault, clean, context, files) for fault in chosen]
     finally:
         stack.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
@@ -105,7 +114,24 @@ def _target(backend: str) -> Target:
     )
 
 
-def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Context | None = None) -> Context:
+@cache
+def _files() -> Files:
+    """A checkpoint of the geometry, with one hash-routed layer, made once a process and removed at its end."""
+    from references import make_checkpoint
+
+    made = Path(tempfile.mkdtemp(prefix="conformance-checkpoint-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    make_checkpoint.write(made, geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, files=2)
+    return folder.read(str(made))
+
+
+def _context(
+    stack: Stack,
+    target: Target,
+    fault: Fault | None = None,
+    clean: Context | None = None,
+    files: Files | None = None,
+) -> Context:
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
     planner, loader = stack.planner(), stack.loader()
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
@@ -121,13 +147,15 @@ def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Co
             opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
         if moe.loader:
             fed_by, clean = FaultyLoader(loader, moe.loader), None
+    if fault and fault.files and files:
+        files = fault.files(files)
     models = getattr(stack, "model_loader", None)
     if fault and fault.model and models:
         clean_models, spoilt = models, fault.model
         models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
-    return Context(target, planner, loader, opened, fed, spoil, models)
+    return Context(target, planner, loader, opened, fed, spoil, models, files)
 
 
 def _all_claims(chosen: list[Fault]) -> set[str]:
@@ -148,15 +176,18 @@ def _looked_at(chosen: list[Fault]) -> set[str]:
 
 def _statuses(stack: Stack, context: Context, ids: set[str]) -> Statuses:
     found = {}
+    given = ("checkpoint", "checkpoint-bytes") if context.files else ()
     for claim in catalogue.claims().values():
-        if claim.id in ids and claim.check and not claim.not_applicable(context.geometry):
+        if claim.id in ids and claim.check and not claim.not_applicable(context.geometry, given):
             status, reason, _ = evaluate(claim, stack, context)
             found[claim.id] = status, reason
     return found
 
 
-def _plant(stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
-    context = _context(stack, target, fault, clean_context)
+def _plant(
+    stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context, files: Files | None
+) -> Planted:
+    context = _context(stack, target, fault, clean_context, files)
     statuses = _statuses(stack, context, _looked_at([fault]))
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}

@@ -156,6 +156,8 @@ def _settings(run: Resolved) -> dict[str, Any]:
     given: dict[str, Any] = msgspec.to_builtins(run.settings)
     model = hashlib.sha256(msgspec.json.encode(run.target.geometry.config)).hexdigest()
     known = {"profile": run.profile.name, "geometry_sha256": model}
+    if run.files:
+        known["checkpoint_sha256"] = run.files.digest
     return {k: v for k, v in given.items() if k not in _SAME_RUN} | known
 
 

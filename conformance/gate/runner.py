@@ -113,11 +113,12 @@ class Runner:
                 getattr(stack, "moe", None),
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
                 models=getattr(stack, "model_loader", None),
+                files=self.run.files,
             )
         return self._contexts[stack.name]
 
     def _outcome(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
-        if reason := claim.not_applicable(self.run.target.geometry):
+        if reason := claim.not_applicable(self.run.target.geometry, self.run.given):
             return Status.NOT_APPLICABLE, reason, None
         if not claim.check:
             return Status.NOT_RUN, "this version of the harness has no check for it", None
@@ -211,7 +212,9 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--stack", s.stack),
         ("--vllm-python", s.vllm_python),
         ("--vllm-source", s.vllm_source),
-        ("--geometry", s.geometry),
+        ("--geometry", None if s.checkpoint else s.geometry),
+        ("--checkpoint", s.checkpoint),
+        ("--checkpoint-bytes", s.checkpoint_bytes),
         ("--tp", s.tp),
         ("--backend", s.backend),
         ("--loader-run", s.loader_run),

@@ -9,6 +9,8 @@ import msgspec
 
 import hardware_profiles
 from conformance import catalogue, geometry
+from conformance.checkpoint import folder, layout
+from conformance.checkpoint.folder import Files
 from conformance.context import Target
 from conformance.errors import UsageError, nearest, short
 from conformance.faults import repairs
@@ -43,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     no_gate: bool = False
     waivers: str | None = None
     loader_run: str | None = None
+    checkpoint: str | None = None
+    checkpoint_bytes: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,11 +73,19 @@ class Resolved(msgspec.Struct, frozen=True):
     required: tuple[str, ...]
     repairs: tuple[str, ...]
     waivers: dict[str, Waiver]
+    #: What the headers of `--checkpoint` say.
+    files: Files | None = None
 
     @property
     def stack_words(self) -> str:
         names = set(self.stacks.values())
         return names.pop() if len(names) == 1 else ",".join(f"{layer}={name}" for layer, name in self.stacks.items())
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Options that claims may need: see `Claim.needs_option`."""
+        options = {"checkpoint": self.files, "checkpoint-bytes": self.settings.checkpoint_bytes}
+        return frozenset(name for name, value in options.items() if value)
 
     @property
     def partial(self) -> bool:
@@ -118,7 +130,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     backend = hardware_profiles.backends().get(backend_name)
     if backend is None:
         raise nearest(backend_name, hardware_profiles.backends(), "backend")
-    model = geometry.load(settings.geometry)
+    files = _files(settings)
+    model = files.geometry if files else geometry.load(settings.geometry)
     tp = _tp(settings.tp)
     chosen = tuple(_words(settings.repair))
     target = Target(
@@ -150,6 +163,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         required=tuple(_required(profile, policy, stacks, tp, model)),
         repairs=chosen,
         waivers=waivers.load(settings.waivers),
+        files=files,
     )
 
 
@@ -168,6 +182,19 @@ def _profile(settings: Settings, default: str | None) -> Profile:
         return hardware_profiles.load(hardware_profiles.CPU)
     name = settings.profile or default or hardware_profiles.found()[0] or hardware_profiles.CPU
     return hardware_profiles.load(name)
+
+
+def _files(settings: Settings) -> Files | None:
+    """Raises UsageError for files that are no checkpoint, and for a config.json that has no such layout."""
+    if settings.checkpoint_bytes and not settings.checkpoint:
+        raise UsageError("--checkpoint-bytes needs --checkpoint: which files shall be read?")
+    if not settings.checkpoint:
+        return None
+    if settings.geometry != DEFAULT_GEOMETRY:
+        raise UsageError("--checkpoint brings its own config.json; leave --geometry out")
+    files = folder.read(settings.checkpoint)
+    layout.check(files)
+    return files
 
 
 def _stacks(settings: Settings, profile: Profile) -> dict[str, str]:

@@ -26,12 +26,14 @@ _VALUES = {
     "vllm_python": "Interpreter that holds the vLLM to test; default: this one.",
     "vllm_source": "vLLM source checkout, put first on that interpreter's path.",
     "loader_run": "Run folder whose recorded loader maps feed the MoE kernel.",
+    "checkpoint": "Folder of a safetensors checkpoint: its config.json, names, types and shapes are judged.",
     "waivers": "TOML file of waivers: claim, issue, reason, until.",
     "repair": "Mend known defects at the fault seam (w2-units); the verdict says so.",
 }
 _FLAGS = {
     "resume": "Go on with the broken run in --run-dir.",
     "force_shard": "Go round the stack's refusal of the configuration.",
+    "checkpoint_bytes": "Compare what is loaded with the bytes of --checkpoint's files.",
     "no_gate": "Run blocked claims all the same.",
 }
 _ALLOW_INCOMPLETE = "Exit with 0 where the verdict is INCOMPLETE."

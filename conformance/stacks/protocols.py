@@ -129,7 +129,8 @@ class ExpertsLayer(Protocol):
     info: ExpertsInfo
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """A flat uint8 buffer that sources are cut from: shared memory where the stack is another process."""
+        """A flat uint8 buffer that sources are cut from: shared memory where the stack is another process. Every layer
+        that the same loader has open takes sources from it, until this one is closed."""
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
         """Bytes right after construction with `fill_uninitialized_memory`: (rows, cols). Zero there means that
@@ -139,7 +140,7 @@ class ExpertsLayer(Protocol):
         """Overwrite every byte of the parameter, all experts, with `value`."""
 
     def load(self, parameter: str, shard: str, expert: int, source: torch.Tensor) -> None:
-        """Hand one checkpoint tensor (rows, cols), a contiguous view into `allocate`'s buffer, to the real loader.
+        """Hand one checkpoint tensor (rows, cols), a contiguous view into an `allocate`d buffer, to the real loader.
         Raises StackRefused with the loader's own message if it raises or reports no success."""
 
     def read(self, parameter: str, expert: int) -> torch.Tensor:

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from conformance.stacks.vllm.stack import VllmWorker
 
 
+#: (generation of the worker, number over there) -> buffer: of all layers that are open.
+Buffers = dict[tuple[int, int], SharedBuffer]
+
+
 class VllmLoader:
     """See protocols.ShardLoader."""
 
     def __init__(self, worker: VllmWorker) -> None:
         self._worker = worker
+        self._buffers: Buffers = {}
 
     def open_experts(self, request: ExpertsRequest) -> VllmExperts:
         fields: dict[str, Any] = self._worker.call(
@@ -35,18 +40,19 @@ class VllmLoader:
         )
         session = fields.pop("session")
         shapes = {name: ParameterInfo(*shape) for name, shape in fields.pop("parameters").items()}
-        return VllmExperts(self._worker, session, ExpertsInfo(parameters=shapes, **fields))
+        return VllmExperts(self._worker, session, ExpertsInfo(parameters=shapes, **fields), self._buffers)
 
 
 class VllmExperts:
     """See protocols.ExpertsLayer. Lives as long as the worker it was opened in."""
 
-    def __init__(self, worker: VllmWorker, session: int, info: ExpertsInfo) -> None:
+    def __init__(self, worker: VllmWorker, session: int, info: ExpertsInfo, shared: Buffers) -> None:
         self.info = info
         self._worker = worker
         self._session = session
         self._generation = worker.process.generation
         self._buffers: dict[int, SharedBuffer] = {}
+        self._shared = shared
         largest = max(p.rows * p.cols for p in info.parameters.values())
         self._exchange, self._out = self._attach(largest)
 
@@ -89,6 +95,8 @@ class VllmExperts:
             for buffer in self._buffers:
                 self._worker.call("detach", buffer=buffer)
             self._call("close")
+        for buffer in self._buffers:
+            self._shared.pop((self._generation, buffer), None)
         self._buffers.clear()
 
     def _call(self, name: str, **arguments: Any) -> Any:
@@ -104,7 +112,7 @@ class VllmExperts:
             number: int = process.call("attach", path=str(buffer.path), nbytes=buffer.mapped)
         finally:
             buffer.unlink()
-        self._buffers[number] = buffer
+        self._buffers[number] = self._shared[self._generation, number] = buffer
         return number, buffer
 
     def _view(self, parameter: str) -> torch.Tensor:
@@ -114,9 +122,9 @@ class VllmExperts:
     def _locate(self, source: torch.Tensor) -> tuple[int, int]:
         """(buffer number, byte offset) of a source. Raises AdapterError if `allocate` did not hand it out."""
         if source.dim() == 2 and source.is_contiguous() and source.element_size() == 1:
-            for number, buffer in self._buffers.items():
+            for (generation, number), buffer in self._shared.items():
                 offset = buffer.offset(source)
-                if offset is not None:
+                if offset is not None and generation == self._generation:
                     return number, offset
         raise AdapterError(
             f"a source is a contiguous (rows, bytes) view into allocate()'s buffer; got {tuple(source.shape)} "

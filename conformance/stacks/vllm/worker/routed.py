@@ -1,5 +1,7 @@
 """vLLM's real RoutedExperts for one rank, built on the CPU from a VllmConfig."""
 
+import traceback
+
 from . import oracle
 from .fake_platform import pretend
 from .problems import Refused, Unsupported, stacks_words
@@ -98,27 +100,30 @@ def moe_config(config, parallel, name, experts, undivided=False):
     if width is None:
         kind = getattr(text, "model_type", "?")
         raise Unsupported(f"{kind}: experts without moe_intermediate_size are not cut by the layer's loader")
-    return FusedMoEConfig(
-        **accepted_arguments(
-            FusedMoEConfig,
-            {
-                "num_experts": experts,
-                "experts_per_token": min(experts, text.num_experts_per_tok),
-                "hidden_dim": text.hidden_size,
-                "intermediate_size": _AnyDivisor(width) if undivided else width,
-                "num_local_experts": experts,
-                "num_logical_experts": experts,
-                "activation": MoEActivation.SILU,
-                "device": "cpu",
-                "routing_method": RoutingMethodType.DeepseekV4,
-                "moe_parallel_config": parallel,
-                "in_dtype": torch.bfloat16,
-                "moe_backend": name,
-                "swiglu_limit": getattr(text, "swiglu_limit", None),
-                "max_num_tokens": 64,
-            },
-        )
+    arguments = accepted_arguments(
+        FusedMoEConfig,
+        {
+            "num_experts": experts,
+            "experts_per_token": min(experts, text.num_experts_per_tok),
+            "hidden_dim": text.hidden_size,
+            "intermediate_size": _AnyDivisor(width) if undivided else width,
+            "num_local_experts": experts,
+            "num_logical_experts": experts,
+            "activation": MoEActivation.SILU,
+            "device": "cpu",
+            "routing_method": RoutingMethodType.DeepseekV4,
+            "moe_parallel_config": parallel,
+            "in_dtype": torch.bfloat16,
+            "moe_backend": name,
+            "swiglu_limit": getattr(text, "swiglu_limit", None),
+            "max_num_tokens": 64,
+        },
     )
+    try:
+        return FusedMoEConfig(**arguments)
+    except AssertionError as error:  # its own validation, as of 0.33: tp must divide the intermediate size
+        line = traceback.extract_tb(error.__traceback__)[-1].line
+        raise Refused(f"FusedMoEConfig: {stacks_words(error)}: {line}") from error
 
 
 def _expert_map(parallel, experts):

@@ -1,0 +1,87 @@
+"""`--checkpoint-bytes` on 2 GB of routed experts, against reading the same files with `safetensors` alone.
+
+    python benchmarks/checkpoint_bytes.py [--tp 3] [--gigabytes 2] [--folder EMPTY]
+
+Ratio: time of loading every expert on every rank of the reference stack, reading it back and comparing it with the
+files, over the time of `safe_open(...).get_tensor(...).clone()` for every tensor, in one process, from files that the
+system has cached; best of five each, in turn. Exit code 1 beyond 3 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from conformance.checkpoint import routed
+from conformance.context import Context
+from conformance.gate.settings import Settings, resolve
+from conformance.stacks.reference import open_stack
+from references import make_checkpoint
+
+MOST_TIMES = 3.0
+_ROUNDS = 5
+#: V4-Flash's routed experts (13.4 MB each) in one layer, and as little else as the layout allows.
+_CONFIG = make_checkpoint.UNEVEN | {
+    "hidden_size": 4096,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 1,
+    "compress_ratios": [0],
+    "num_nextn_predict_layers": 0,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp", default="3")
+    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--folder", help="Where to make the files: an empty folder; default: a temporary one.")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(given.folder or temporary)
+        one = 3 * 4096 * 2048 * (1 / 2 + 1 / 32)
+        experts = max(4, round(given.gigabytes * 1e9 / one))
+        make_checkpoint.write(folder, _CONFIG | {"n_routed_experts": experts}, files=4)
+        return _measure(folder, given.tp)
+
+
+def _measure(folder: Path, tp: str) -> int:
+    run = resolve(Settings(emulate="sm120", tp=tp, checkpoint=str(folder), checkpoint_bytes=True))
+    assert run.files is not None
+    stack = open_stack(run.stack_options)
+    ours, alone = [], []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        total = _read(folder)
+        alone.append((time.perf_counter() - started) / total)
+        context = Context(run.target, stack.planner(), stack.loader(), files=run.files)
+        started = time.perf_counter()
+        seen = routed.verify(context)
+        ours.append((time.perf_counter() - started) / seen.nbytes)
+        assert not seen.wrong, "the reference stack is wrong"
+    ratio = min(ours) / min(alone)
+    print(f"{seen.nbytes / 1e9:.2f} of {total / 1e9:.2f} GB, {len(seen.names)} tensors, at TP{tp}: ", end="")
+    speeds = f"ours {1e-9 / min(ours):.2f} GB/s, safetensors alone {1e-9 / min(alone):.2f} GB/s"
+    print(f"{speeds}, ratio {ratio:.2f} (at most {MOST_TIMES:g})")
+    return int(ratio > MOST_TIMES)
+
+
+def _read(folder: Path) -> int:
+    """Every tensor of every file into memory of its own; bytes."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                tensor = file.get_tensor(name).clone()
+                total += tensor.numel() * tensor.element_size()
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Makes small DeepSeek-V4 checkpoints as real files: names, dtypes and layout as published, the same bytes everywhere.
+
+    python -m references.make_checkpoint FOLDER --seed 1 --files 3 --set '{"num_hidden_layers": 3}'
+
+Every stored element is looked up by one byte of a hash of (seed, tensor, row, column), so that bytes depend neither on
+the machine nor on which other tensors there are. Weights are near normal with a spread of 1 / sqrt(inputs), block
+scales differ from block to block: a model that answers, and one in which no two places are alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from hashlib import sha256
+from math import log2, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from references import checkpoint, seeded
+
+#: 6 heads in 6 groups, 768 channels, 768 rows: a stack without virtual TP shards it at TP1, TP2 and TP3.
+EVEN: dict[str, Any] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 768,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "compress_ratios": [0, 4, 128, 4, 0],
+    "num_hash_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 256,
+    "o_lora_rank": 128,
+    "o_groups": 6,
+    "sliding_window": 128,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "scoring_func": "sqrtsoftplus",
+    "topk_method": "noaux_tc",
+    "swiglu_limit": 10.0,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "rope_theta": 10000,
+    "compress_rope_theta": 160000,
+    "max_position_embeddings": 4096,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
+    "expert_dtype": "fp4",
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "weight_block_size": [128, 128],
+    },
+}
+#: Nothing divides by 3: heads, groups, routed and shared channels and vocabulary are all padded under virtual TP.
+UNEVEN: dict[str, Any] = EVEN | {
+    "vocab_size": 640,
+    "num_attention_heads": 16,
+    "o_groups": 2,
+    "num_hidden_layers": 3,
+    "compress_ratios": [0, 4, 128, 0],
+    "num_hash_layers": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+}
+PRESETS = {"even": EVEN, "uneven": UNEVEN}
+
+_TORCH = {"BF16": torch.bfloat16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
+_MEAN = {"norm.weight": 1.0, "_scale": 1.0}
+#: Spread of what is no projection (of a projection it is 1 / sqrt(inputs)); the first ending that fits counts.
+_SPREAD = {
+    "hc_head_base": 0.3,
+    "hc_attn_base": 0.3,
+    "hc_ffn_base": 0.3,
+    "_scale": 0.1,
+    "ape": 0.3,
+    "gate.bias": 0.1,
+    "attn_sink": 1.0,
+    "norm.weight": 0.1,
+    "embed.weight": 1.0,
+}
+_HEAD_GAIN = 4.0
+_EXPONENT = 127  # of E8M0: the byte that means 1
+_E2M1_SPREAD = 2.93  # root mean square of the 16 codes, all equally likely
+
+
+def write(folder: Path, config: dict[str, Any] = EVEN, seed: int = 0, files: int = 1) -> None:
+    """Write config.json, the index and `files` .safetensors files of about equal size into a new or empty folder.
+
+    Peak memory is one file's bytes. Raises ValueError for a config without such a layout, FileExistsError.
+    """
+    due = checkpoint.tensors(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty")
+    parts = _parts(due, files)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, part in enumerate(parts, 1):
+        file = "model.safetensors" if files == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        made = {name: tensor(name, due[name], config, seed) for name in part}
+        save_file(made, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+        total += sum(t.numel() * t.element_size() for t in made.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def tensor(name: str, due: checkpoint.Tensor, config: dict[str, Any], seed: int) -> torch.Tensor:
+    """One tensor of the checkpoint, alone: the bytes that `write` puts into its file."""
+    if due.dtype == "I64":
+        return _routes(name, due.shape, config["n_routed_experts"], seed)
+    rows, cols = (1, *due.shape)[-2:]
+    codes = seeded.block(seed, _number(name), 0, (0, rows), (0, cols)).reshape(due.shape)
+    if due.dtype == "I8":
+        return codes.contiguous().view(torch.int8)
+    if name.endswith(".scale"):
+        packed = ".experts." in name and config.get("expert_dtype", "fp4") == "fp4"
+        exponent = round(_level(packed, due.shape)) + codes.int() % 2  # two neighbouring powers
+        if due.dtype == "F32":
+            return torch.exp2(exponent.float())
+        return (exponent + _EXPONENT).to(torch.uint8).view(torch.float8_e8m0fnu)
+    if due.dtype == "F8_E4M3":
+        return _normal(codes, 0.0, 1.0).to(torch.float8_e4m3fn)
+    mean = next((value for ending, value in _MEAN.items() if name.endswith(ending)), 0.0)
+    spread = next((value for ending, value in _SPREAD.items() if name.endswith(ending)), due.shape[-1] ** -0.5)
+    if name == "head.weight":
+        spread *= _HEAD_GAIN
+    return _normal(codes, mean, spread).to(_TORCH[due.dtype])
+
+
+def _level(packed: bool, shape: tuple[int, ...]) -> float:
+    """log2 of the scale that gives a projection's weights a spread of 1 / sqrt(inputs), half a step low."""
+    inputs = shape[-1] * (checkpoint.GROUP if packed else checkpoint.BLOCK)
+    return -0.5 * log2(inputs) - (log2(_E2M1_SPREAD) if packed else 0.0) - 0.5
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(sha256(name.encode()).digest()[:7], "little")
+
+
+def _normal(codes: torch.Tensor, mean: float, spread: float) -> torch.Tensor:
+    """Each byte b as the normal distribution's quantile (b + 1/2) / 256, in float32."""
+    level = (torch.arange(256, dtype=torch.float64) + 0.5) / 256
+    table = (mean + spread * torch.special.ndtri(level)).float()
+    return table[codes.int()]
+
+
+def _routes(name: str, shape: tuple[int, ...], experts: int, seed: int) -> torch.Tensor:
+    """(vocabulary, k) different experts for each token, int64."""
+    words = seeded.block(seed, _number(name), 0, (0, shape[0]), (0, 8 * experts)).contiguous().view(torch.int64)
+    return words.argsort(dim=1, stable=True)[:, : shape[1]].contiguous()
+
+
+def _parts(due: dict[str, checkpoint.Tensor], files: int) -> list[list[str]]:
+    """The names in order, cut where a file has its share of the bytes; no part is empty."""
+    sizes = {name: prod(t.shape) * {"F32": 4, "I64": 8, "BF16": 2}.get(t.dtype, 1) for name, t in due.items()}
+    if not 1 <= files <= len(due):
+        raise ValueError(f"files is {files}; 1 to {len(due)} was due")
+    parts: list[list[str]] = [[] for _ in range(files)]
+    total, before = sum(sizes.values()), 0
+    for name, size in sizes.items():
+        parts[min(files - 1, before * files // total)].append(name)
+        before += size
+    return [part for part in parts if part]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a small DeepSeek-V4 checkpoint.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--preset", choices=PRESETS, default="even")
+    parser.add_argument("--set", default="{}", help="JSON object: keys of config.json to change.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", type=int, default=1)
+    given = parser.parse_args()
+    try:
+        write(given.folder, PRESETS[given.preset] | json.loads(given.set), given.seed, given.files)
+    except (OSError, ValueError) as error:
+        sys.exit(f"make_checkpoint: {error}")
+
+
+if __name__ == "__main__":
+    main()
