@@ -3,13 +3,15 @@
     python benchmarks/checkpoint_bytes.py [--tp 3] [--gigabytes 2] [--folder EMPTY]
 
 Ratio: time of loading every expert on every rank of the reference stack, reading it back and comparing it with the
-files, over the time of `safe_open(...).get_tensor(...).clone()` for every tensor, in one process, from files that the
-system has cached; best of five each, in turn. Exit code 1 beyond 3 times.
+files, over the time of `safe_open(...).get_tensor(...).clone()` for every tensor, in one process; best of five each, in
+turn. Once from files that the system has cached (the hard case: reading is then no more than copying), once with the
+cache emptied before each round (the usual case: a checkpoint is larger than memory). Exit code 1 beyond 3 times.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -53,23 +55,34 @@ def main() -> int:
 
 def _measure(folder: Path, tp: str) -> int:
     run = resolve(Settings(emulate="sm120", tp=tp, checkpoint=str(folder), checkpoint_bytes=True))
-    assert run.files is not None
     stack = open_stack(run.stack_options)
-    ours, alone = [], []
-    for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        total = _read(folder)
-        alone.append((time.perf_counter() - started) / total)
-        context = Context(run.target, stack.planner(), stack.loader(), files=run.files)
-        started = time.perf_counter()
-        seen = routed.verify(context)
-        ours.append((time.perf_counter() - started) / seen.nbytes)
-        assert not seen.wrong, "the reference stack is wrong"
-    ratio = min(ours) / min(alone)
-    print(f"{seen.nbytes / 1e9:.2f} of {total / 1e9:.2f} GB, {len(seen.names)} tensors, at TP{tp}: ", end="")
-    speeds = f"ours {1e-9 / min(ours):.2f} GB/s, safetensors alone {1e-9 / min(alone):.2f} GB/s"
-    print(f"{speeds}, ratio {ratio:.2f} (at most {MOST_TIMES:g})")
-    return int(ratio > MOST_TIMES)
+    ratios = []
+    for words, cold in (("cached", False), ("not cached", True)):
+        ours, alone = [], []
+        for _ in range(_ROUNDS):
+            _prepare(folder, cold)
+            started = time.perf_counter()
+            total = _read(folder)
+            alone.append((time.perf_counter() - started) / total)
+            context = Context(run.target, stack.planner(), stack.loader(), files=run.files)
+            _prepare(folder, cold)
+            started = time.perf_counter()
+            seen = routed.verify(context)
+            ours.append((time.perf_counter() - started) / seen.nbytes)
+            assert not seen.wrong, "the reference stack is wrong"
+        ratios.append(min(ours) / min(alone))
+        speeds = f"ours {1e-9 / min(ours):.2f} GB/s, safetensors alone {1e-9 / min(alone):.2f} GB/s"
+        print(f"{seen.nbytes / 1e9:.2f} of {total / 1e9:.2f} GB at TP{tp}, {words}: {speeds}, ", end="")
+        print(f"ratio {ratios[-1]:.2f} (at most {MOST_TIMES:g})")
+    return int(max(ratios) > MOST_TIMES)
+
+
+def _prepare(folder: Path, cold: bool) -> None:
+    """Drop the system's copy of the files, if that is asked for."""
+    for path in folder.glob("*.safetensors") if cold else ():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read(folder: Path) -> int:

@@ -292,7 +292,7 @@ _WRITTEN = (
     Fault(
         "files-negative-zero",
         "codes of -0 are loaded as 0",
-        ("loader.files.bytes",),
+        ("loader.files.bytes", "loader.w13.offsets"),
         loader=files.negative_zero_lost,
     ),
     Fault(

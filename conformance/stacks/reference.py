@@ -105,14 +105,6 @@ class ReferenceLoader:
         return ReferenceExperts(request, *self._steps, self._arena)
 
 
-def empty(nbytes: int) -> torch.Tensor:
-    """Flat uint8 memory by way of numpy, which asks for huge pages: strided copies in it are faster by a third."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.empty(nbytes, np.uint8))
-
-
 class Arena:
     """Memory that layers take turns in: first use of fresh pages costs more than everything else here."""
 
@@ -122,14 +114,15 @@ class Arena:
 
     def zeros(self, sizes: list[int], user: object) -> list[torch.Tensor]:
         """Flat uint8 tensors of those sizes, all zero: memory of their own while another user holds this."""
+        import torch
 
         total = sum(sizes)
         if self._user is not None:
-            return list(empty(total).zero_().split(sizes))
+            return list(torch.zeros(total, dtype=torch.uint8).split(sizes))
         self._user = user
         if self._memory is None or self._memory.numel() < total:
             self._memory = None
-            self._memory = empty(total)
+            self._memory = torch.empty(total, dtype=torch.uint8)
         return list(self._memory[:total].zero_().split(sizes))
 
     def release(self, user: object) -> None:
@@ -162,7 +155,9 @@ class ReferenceExperts:
         self._held: dict[str, torch.Tensor] | None = None
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        return empty(nbytes)
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def _data(self, parameter: str) -> torch.Tensor:
         if self._held is None:
