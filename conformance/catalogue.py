@@ -16,8 +16,7 @@ import msgspec
 from conformance.errors import nearest
 
 if TYPE_CHECKING:
-    from conformance.context import Context
-    from conformance.geometry import Geometry
+    from conformance.context import Context, Target
     from conformance.result import Evidence
     from conformance.stacks.protocols import Stack
 
@@ -39,15 +38,20 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str = ""
     #: Geometry fields that must be above zero for the claim to apply.
     needs_geometry: tuple[str, ...] = ()
+    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see Target.lacks.
+    needs: tuple[str, ...] = ()
 
     @property
     def layer(self) -> str:
         return self.id.split(".", 1)[0]
 
-    def not_applicable(self, geometry: Geometry) -> str:
-        """Why the claim does not apply to this geometry; empty if it does."""
+    def not_applicable(self, target: Target) -> str:
+        """Why the claim does not apply to this run, from its profile, geometry and size alone; empty if it does."""
+        geometry = target.geometry
         lacking = [field for field in self.needs_geometry if not getattr(geometry, field)]
-        return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ") if lacking else ""
+        if lacking:
+            return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ")
+        return next(filter(None, map(target.lacks, self.needs)), "")
 
     def function(self) -> Check:
         module, _, name = self.check.partition(":")

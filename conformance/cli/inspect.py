@@ -23,6 +23,8 @@ def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.
     typer.echo(f"  check     {found.check or 'none in this version: the claim counts as not run'}")
     if found.needs_geometry:
         typer.echo(f"  applies   to models with {', '.join(found.needs_geometry)}")
+    if found.needs:
+        typer.echo(f"  applies   to runs with {', '.join(found.needs).replace('-', ' ')}")
     if found.check and (doc := found.function().__doc__):
         typer.echo(f"  how       {' '.join(doc.split())}")
     for fault in FAULTS.values():
