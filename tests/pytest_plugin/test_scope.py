@@ -21,7 +21,10 @@ _NO_AXES = ("--deselect", "suites/plan/test_axes.py")
         (["-k", "axes.heads or axes.vocab"], ["plan.axes.heads", "plan.axes.vocab"]),
         (["-m", "plan and not loader", "-k", "accepted"], ["plan.accepted"]),
         (["-m", 'claim(id="plan.axes.shared")'], ["plan.axes.shared"]),
-        (["--ignore-glob", f"{SUITES}/[!p]*", "--ignore-glob", f"{SUITES}/plan/test_[!a]*", *_NO_AXES], ["plan.accepted"]),
+        (
+            ["--ignore-glob", f"{SUITES}/[!p]*", "--ignore-glob", f"{SUITES}/plan/test_[!a]*", *_NO_AXES],
+            ["plan.accepted"],
+        ),
     ],
 )
 def test_selection_is_judged_alone(session: Session, selection: list[str], chosen: list[str]) -> None:
