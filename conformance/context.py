@@ -77,7 +77,7 @@ class Target(msgspec.Struct, frozen=True):
     vetted: tuple[Vetted, ...] = ()
     #: What the profile's own MoE backend multiplies MXFP4 weights with; None for another backend.
     arithmetic: str | None = None
-    #: Does the profile list expert parallelism, where nothing needs padding?
+    #: Does the profile list expert parallelism, where nothing needs virtual TP?
     expert_parallel: bool = False
 
     @property
@@ -88,17 +88,17 @@ class Target(msgspec.Struct, frozen=True):
     def lacks(self, need: str) -> str:
         """Why a claim with this need does not apply to this run, known before it starts; empty if it applies."""
         g = self.geometry
-        padded = bool(expected.needs_padding(g, self.tp))
+        virtual = bool(expected.needs_virtual_tp(g, self.tp))
         reasons = {
             "capability": "" if self.capability else "the profile has no CUDA capability",
-            "padding": "" if padded else f"nothing of {g.name} needs padding at TP{self.tp}",
-            "virtual-tp": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
+            "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
+            "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "expert-parallel": ""
-            if padded or self.expert_parallel
-            else "the profile lists no expert parallelism, and nothing needs padding",
+            if virtual or self.expert_parallel
+            else "the profile lists no expert parallelism, and nothing needs virtual TP",
         }
         return reasons[need]
 
@@ -167,6 +167,11 @@ class Context:
     def padded(self) -> bool:
         """Does this tensor-parallel size need padding at all?"""
         return bool(expected.needs_padding(self.geometry, self.target.tp))
+
+    @property
+    def virtual(self) -> bool:
+        """Does this tensor-parallel size need virtual TP, whatever padding a kernel adds?"""
+        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
 
     def plan(self, force: bool = False) -> PlanOutcome:
         """The stack's answer to the configuration; with `force`, the plan it would make without its guard."""

@@ -48,7 +48,7 @@ class Profile(NamedTuple):
     shared_memory: int
     must_pass: tuple[MustPass, ...]
     arithmetic: Literal["bf16", "mxfp8"] = "bf16"
-    #: Is expert parallelism asked for too, where nothing needs padding?
+    #: Is expert parallelism asked for too, where nothing needs virtual TP?
     expert_parallel: bool = False
 
     def required(self, policy: str, stack: str, geometry: str, tp: int) -> tuple[str, ...] | None:

@@ -117,10 +117,11 @@ class ReferencePlanner:
             axes["shared"] = _share(g.shared_intermediate, tp, 128)
         rows = next(n for n in range(g.vocab, g.vocab + 64 * tp + 1) if n % 64 == 0 and n % tp == 0)
         axes["vocab"] = Axis(g.vocab, rows, rows // tp)
-        outcome = PlanOutcome("accepted", axes=axes, unpadded=dict(g.unpadded), origin="plan", padding="planned")
-        if all(axis.original == axis.padded for axis in axes.values()):
-            outcome.padding = "nothing"
-        elif why := self._refusal(request):
+        outcome = PlanOutcome("accepted", axes=axes, unpadded=dict(g.unpadded), origin="plan", padding="nothing")
+        if any(axis.original != axis.padded for axis in axes.values()):
+            outcome.padding = "planned"
+        indivisible = any(axes[name].original % tp for name in ("heads", "groups", "routed") if name in axes)
+        if indivisible and (why := self._refusal(request)):
             outcome = PlanOutcome("refused", why, padding="refused")
             if request.force:
                 outcome.axes, outcome.unpadded, outcome.origin, outcome.forced = axes, dict(g.unpadded), "plan", True

@@ -16,8 +16,8 @@ _UNQUANTIZED = ("none", "unquantized")
 
 @claim("plan.draft.axes")
 def axes(stack: Stack, context: Context) -> Evidence:
-    """Every axis that the draft's plan or configuration tells, against what is due for the target. With padding all
-    axes must be told; without, those that the draft's configuration holds."""
+    """Every axis that the draft's plan or configuration tells, against what is due for the target. With virtual TP
+    all axes must be told; without, those that the draft's configuration holds."""
     t = context.target
     (outcome,) = context.guards([Combination(t.attention, t.backend, t.capability, draft=True)])
     if outcome.axes is None:
@@ -25,7 +25,7 @@ def axes(stack: Stack, context: Context) -> Evidence:
             f"the stack makes no plan for the draft: {outcome.message or 'no virtual tensor parallelism'}"
         )
     due = expected.axes(t.geometry, t.tp)
-    if context.padded and (missing := sorted(set(due) - set(outcome.axes))):
+    if context.virtual and (missing := sorted(set(due) - set(outcome.axes))):
         raise NotSupported(f"the draft's plan does not tell its {', '.join(missing)}")
     wrong = [
         Finding(

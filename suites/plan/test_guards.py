@@ -95,15 +95,15 @@ def silent(stack: Stack, context: Context) -> Evidence:
 
 @claim("plan.guard.expert_parallel")
 def expert_parallel(stack: Stack, context: Context) -> Evidence:
-    """With padding: refused, for every vetted pair. Without: accepted, for the run's own pair."""
+    """With virtual TP: refused, for every vetted pair. Without: accepted, for the run's own pair."""
     t = context.target
-    if context.padded:
+    if context.virtual:
         own = t.vetted_here or vetted_pairs(context)
         asked = [Combination(attention, moe, t.capability, expert_parallel=True) for attention, moe in own]
         return _must_refuse(context, asked, "expert parallelism", "padded experts are cut across ranks, not dealt out")
     answers = ask(context, [Combination(t.attention, t.backend, t.capability, expert_parallel=True)])
     wrong = [(c, o) for c, o in answers if o.outcome != "accepted"]
-    meaning = "the profile asks for expert parallelism where nothing needs padding"
+    meaning = "the profile asks for expert parallelism where nothing needs virtual TP"
     return _judged(answers, findings(wrong, "accepted", meaning), "expert parallelism", "accepted")
 
 

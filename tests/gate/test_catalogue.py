@@ -103,7 +103,12 @@ def test_what_does_not_apply_is_decided_from_profile_and_size(changes, lacking):
     [
         ("plan.axes.shared", "gpt-oss-120b", {}, "gpt-oss-120b has no shared experts"),
         ("plan.guard.pairs", "gpt-oss-120b", {}, "virtual TP is not for gpt_oss"),
-        ("plan.guard.pairs", "deepseek-v4-flash", {"tp": 2}, "nothing of deepseek-v4-flash needs padding at TP2"),
+        (
+            "plan.guard.pairs",
+            "deepseek-v4-flash",
+            {"tp": 2},
+            "TP2 divides deepseek-v4-flash's heads, groups and experts",
+        ),
         ("plan.backend", "deepseek-v4-flash", {"capability": None}, "the profile has no CUDA capability"),
         ("plan.draft.quant", "gpt-oss-120b", {}, "gpt-oss-120b has no draft layers"),
         (

@@ -54,6 +54,15 @@ def test_accepted(how, padding):
     assert (outcome.outcome, outcome.padding) == ("accepted", padding)
 
 
+@pytest.mark.parametrize(("tp", "lacking"), [(4, True), (3, False)])
+def test_alignment_alone_needs_no_virtual_tp(tp, lacking):
+    """V4.1-Flash at TP4: 2304 / 4 = 576 channels, which FP8 blocks pad to 640: any vLLM may do that."""
+    run = resolve(Settings(profile="sm120", geometry="deepseek-v4.1-flash", tp=str(tp)))
+    assert bool(catalogue.get("plan.guard.pairs").not_applicable(run.target)) is lacking
+    outcome = _plan(tp=tp, capability=(9, 0), model=run.target.geometry)
+    assert outcome.outcome == ("accepted" if lacking else "refused")
+
+
 def test_force_shows_the_plan_behind_the_guard():
     outcome = _plan(capability=(12, 1), force=True)
     assert (outcome.outcome, outcome.forced, outcome.axes["heads"].per_rank) == ("refused", True, 24)
