@@ -16,8 +16,7 @@ import msgspec
 from conformance.errors import nearest
 
 if TYPE_CHECKING:
-    from conformance.context import Context
-    from conformance.geometry import Geometry
+    from conformance.context import Context, Target
     from conformance.result import Evidence
     from conformance.stacks.protocols import Stack
 
@@ -41,17 +40,22 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needs_geometry: tuple[str, ...] = ()
     #: Options without which there is nothing to look at: `checkpoint` is `--checkpoint`.
     needs_option: tuple[str, ...] = ()
+    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see Target.lacks.
+    needs: tuple[str, ...] = ()
 
     @property
     def layer(self) -> str:
         return self.id.split(".", 1)[0]
 
-    def not_applicable(self, geometry: Geometry, given: Collection[str] = ()) -> str:
-        """Why the claim does not apply to this geometry, or to a call with these options; empty if it does."""
+    def not_applicable(self, target: Target, given: Collection[str] = ()) -> str:
+        """Why the claim does not apply to this run, from its profile, geometry, size and options; empty if it does."""
         if ungiven := [option for option in self.needs_option if option not in given]:
             return f"--{ungiven[0]} is not given"
+        geometry = target.geometry
         lacking = [field for field in self.needs_geometry if not getattr(geometry, field)]
-        return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ") if lacking else ""
+        if lacking:
+            return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ")
+        return next(filter(None, map(target.lacks, self.needs)), "")
 
     def function(self) -> Check:
         module, _, name = self.check.partition(":")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,8 @@ from conformance.stacks.protocols import (
     SHARDS,
     ExpertsInfo,
     ExpertsRequest,
+    KernelChoice,
+    KnownBackends,
     LoadedWeights,
     MoeKernel,
     ParameterInfo,
@@ -22,6 +24,7 @@ from conformance.stacks.protocols import (
     PlanOutcome,
     PlanRequest,
     ShardLoader,
+    Vetted,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +33,30 @@ if TYPE_CHECKING:
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
     from conformance.stacks.model_protocol import ModelLoader
+
+
+#: Models that virtual TP is for. Source: TP3 audit, `Exact guards`.
+VIRTUAL_TP_MODELS = ("deepseek_v4",)
+
+
+class Combination(NamedTuple):
+    """What a guard is asked about, at the run's geometry and tensor-parallel size. `capability` None: no CUDA."""
+
+    attention: str | None
+    moe: str
+    capability: tuple[int, int] | None
+    expert_parallel: bool = False
+    draft: bool = False
+
+    @property
+    def words(self) -> str:
+        more = [word for word, on in (("expert parallel", self.expert_parallel), ("draft", self.draft)) if on]
+        pair = f"{self.attention or 'default'} attention with {self.moe} MoE on {platform(self.capability)}"
+        return ", ".join([pair, *more])
+
+
+def platform(capability: tuple[int, int] | None) -> str:
+    return "no CUDA" if capability is None else f"{capability[0]}.{capability[1]}"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -47,6 +74,34 @@ class Target(msgspec.Struct, frozen=True):
     #: Attributes that `--repair` declares on parameters before loading.
     attributes: dict[str, dict[str, int]] = {}
     seed: int = 20261129
+    #: Every pair that any profile vets for virtual TP.
+    vetted: tuple[Vetted, ...] = ()
+    #: What the profile's own MoE backend multiplies MXFP4 weights with; None for another backend.
+    arithmetic: str | None = None
+    #: Does the profile list expert parallelism, where nothing needs virtual TP?
+    expert_parallel: bool = False
+
+    @property
+    def vetted_here(self) -> list[tuple[str, str]]:
+        """(attention, MoE) pairs vetted on this capability."""
+        return [(attention, moe) for capability, attention, moe in self.vetted if capability == self.capability]
+
+    def lacks(self, need: str) -> str:
+        """Why a claim with this need does not apply to this run, known before it starts; empty if it applies."""
+        g = self.geometry
+        virtual = bool(expected.needs_virtual_tp(g, self.tp))
+        reasons = {
+            "capability": "" if self.capability else "the profile has no CUDA capability",
+            "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
+            "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
+            "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
+            "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
+            "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
+            "expert-parallel": ""
+            if virtual or self.expert_parallel
+            else "the profile lists no expert parallelism, and nothing needs virtual TP",
+        }
+        return reasons[need]
 
     def experts_request(self, rank: int, experts: int) -> ExpertsRequest:
         return ExpertsRequest(
@@ -117,6 +172,11 @@ class Context:
         """Does this tensor-parallel size need padding at all?"""
         return bool(expected.needs_padding(self.geometry, self.target.tp))
 
+    @property
+    def virtual(self) -> bool:
+        """Does this tensor-parallel size need virtual TP, whatever padding a kernel adds?"""
+        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+
     def plan(self, force: bool = False) -> PlanOutcome:
         """The stack's answer to the configuration; with `force`, the plan it would make without its guard."""
         if force not in self._plans:
@@ -124,6 +184,52 @@ class Context:
             request = PlanRequest(t.geometry, t.tp, t.capability, t.attention, t.backend, force)
             self._plans[force] = self._planner.plan(request)
         return self._plans[force]
+
+    def known_backends(self) -> KnownBackends:
+        """Raises NotSupported where the planner answers no guard questions."""
+        found: KnownBackends = self.once("known backends", self._asked("backends"))
+        return found
+
+    def guards(self, combinations: Sequence[Combination]) -> list[PlanOutcome]:
+        """The stack's answers at this geometry and tensor-parallel size; each combination is asked once a run."""
+        known: dict[Combination, PlanOutcome] = self.once("guards", dict)
+        new = [c for c in dict.fromkeys(combinations) if c not in known]
+        answers = self._asked("guards")([self._request(c) for c in new]) if new else []
+        known.update(zip(new, answers, strict=True))
+        return [known[c] for c in combinations]
+
+    def kernel(self, widths: Sequence[int]) -> KernelChoice:
+        """The stack's MoE kernel choice for the run's backend, and its rounding of these widths."""
+        t = self.target
+        request = self._request(Combination(t.attention, t.backend, t.capability))
+        found: KernelChoice = self.once(f"kernel {widths}", lambda: self._asked("kernel")(request, widths))
+        return found
+
+    def schemes(self, draft: bool) -> dict[str, str]:
+        """{module: quantization scheme} of the target's layers, or of the draft's."""
+        t = self.target
+        request = self._request(Combination(t.attention, t.backend, t.capability, draft=draft))
+        found: dict[str, str] = self.once(f"schemes {draft}", lambda: self._asked("schemes")(request))
+        return found
+
+    def _request(self, asked: Combination) -> PlanRequest:
+        t = self.target
+        return PlanRequest(
+            t.geometry,
+            t.tp,
+            asked.capability,
+            asked.attention,
+            asked.moe,
+            expert_parallel=asked.expert_parallel,
+            draft=asked.draft,
+        )
+
+    def _asked(self, name: str) -> Callable[..., Any]:
+        found = getattr(self._planner, name, None)
+        if found is None:
+            raise NotSupported(f"the stack's planner answers no such questions (no `{name}()`)")
+        method: Callable[..., Any] = found
+        return method
 
     def experts_info(self, rank: int) -> ExpertsInfo:
         """One rank's routed-expert layer as built. Raises Blocked where the stack refuses to build it."""

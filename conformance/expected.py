@@ -26,6 +26,15 @@ def needs_padding(geometry: Geometry, tp: int) -> list[str]:
     return [name for name, axis in axes(geometry, tp).items() if axis.padded != axis.original]
 
 
+def needs_virtual_tp(geometry: Geometry, tp: int) -> list[str]:
+    """Names of the axes that no stack can share out without virtual TP: tp does not divide them.
+
+    Alignment alone asks for none: any vLLM pads its vocabulary, and rounds a rank's width for its kernels.
+    """
+    due = axes(geometry, tp)
+    return [name for name in ("heads", "groups", "routed") if name in due and due[name].original % tp]
+
+
 def unit(parameter: str) -> int:
     """Elements of the intermediate axis in one stored unit: a W13 row 1, a W2 byte 2, a W2 scale 32."""
     if parameter.startswith("w13"):

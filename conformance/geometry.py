@@ -72,6 +72,12 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
         return self.shared_experts * self.intermediate
 
     @property
+    def draft_layers(self) -> int:
+        """Layers of the draft (MTP) model in the same checkpoint; 0: it has none."""
+        found = self.config.get("num_nextn_predict_layers")
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
+
+    @property
     def unpadded(self) -> dict[str, int]:
         """Axes that no plan may change (audit: `The KV head, index heads, hidden size, expert count and top-k`)."""
         axes = {

@@ -48,6 +48,8 @@ class Profile(NamedTuple):
     shared_memory: int
     must_pass: tuple[MustPass, ...]
     arithmetic: Literal["bf16", "mxfp8"] = "bf16"
+    #: Is expert parallelism asked for too, where nothing needs virtual TP?
+    expert_parallel: bool = False
 
     def required(self, policy: str, stack: str, geometry: str, tp: int) -> tuple[str, ...] | None:
         """Claim patterns of the first must-pass list that applies; None if there is none: then all are required."""
@@ -102,6 +104,12 @@ def backends() -> dict[str, Backend]:
         name: Backend(name, tuple(b["intermediate"]), tuple(b["hidden"]), b.get("attention"))
         for name, b in data.items()
     }
+
+
+@cache
+def vetted() -> tuple[tuple[tuple[int, int] | None, str, str], ...]:
+    """Every pair that any profile vets for virtual TP: (capability, attention, MoE)."""
+    return tuple((p.capability, a, m) for p in map(load, names()) for a, m in p.vetted)
 
 
 def for_capability(capability: tuple[int, int]) -> str | None:

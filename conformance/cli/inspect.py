@@ -25,6 +25,8 @@ def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.
         typer.echo(f"  applies   to models with {', '.join(found.needs_geometry)}")
     if found.needs_option:
         typer.echo(f"  needs     {' '.join(f'--{option}' for option in found.needs_option)}")
+    if found.needs:
+        typer.echo(f"  applies   to runs with {', '.join(found.needs).replace('-', ' ')}")
     if found.check and (doc := found.function().__doc__):
         typer.echo(f"  how       {' '.join(doc.split())}")
     for fault in FAULTS.values():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import files, history, loader, model, moe, narrow, plan
+from conformance.faults import files, guard, history, loader, model, moe, narrow, plan
 from conformance.faults.files import FilesFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
-from conformance.faults.seams import LoaderFault
+from conformance.faults.seams import GuardFault, LoaderFault
 from conformance.stacks.protocols import PlanOutcome
 
 
@@ -24,6 +24,7 @@ class Fault(NamedTuple):
     claims: tuple[str, ...]
     seen_in: str = ""
     plan: Callable[[PlanOutcome], PlanOutcome] | None = None
+    guard: GuardFault | None = None
     loader: LoaderFault | None = None
     model: ModelFault | None = None
     moe: MoeFault | None = None
@@ -32,7 +33,9 @@ class Fault(NamedTuple):
 
     @property
     def layer(self) -> str:
-        return "plan" if self.plan else "loader" if self.loader or self.model or self.files else "moe"
+        if self.plan or self.guard:
+            return "plan"
+        return "loader" if self.loader or self.model or self.files else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
@@ -76,6 +79,136 @@ _WRITTEN = (
         ("plan.accepted",),
         "vLLM 45c1582e9 on 9.0 and 10.0",
         plan=plan.ignored,
+    ),
+    Fault(
+        "guard-vetted-refused",
+        "the guard rejects a vetted pair that is not the run's own",
+        ("plan.guard.vetted",),
+        "vLLM 45c1582e9",
+        guard=guard.vetted_refused,
+    ),
+    Fault(
+        "guard-any-attention",
+        "any attention backend is accepted beside a vetted MoE backend",
+        ("plan.guard.pairs",),
+        "vLLM 45c1582e9, the broad fallback on 12.x",
+        guard=guard.any_attention,
+    ),
+    Fault(
+        "guard-one-pair-too-many",
+        "a single pair that nobody vets is accepted",
+        ("plan.guard.pairs",),
+        guard=guard.one_pair_too_many,
+    ),
+    Fault(
+        "guard-family",
+        "12.1 is taken for 12.0",
+        ("plan.guard.platforms",),
+        "vLLM 45c1582e9",
+        guard=guard.family,
+    ),
+    Fault(
+        "guard-without-cuda",
+        "a vetted pair is accepted without CUDA",
+        ("plan.guard.platforms",),
+        "vLLM 45c1582e9 with B12X attention",
+        guard=guard.without_cuda,
+    ),
+    Fault(
+        "guard-passed-over",
+        "on other platforms the padding layer does nothing; a later, general check refuses",
+        ("plan.guard.silent",),
+        "vLLM 45c1582e9 on 9.0, 10.0 and without CUDA",
+        guard=guard.passed_over,
+    ),
+    Fault(
+        "guard-no-error",
+        "pairs that nobody vets get no error and no plan",
+        ("plan.guard.pairs", "plan.guard.silent"),
+        guard=guard.no_error,
+    ),
+    Fault(
+        "guard-no-reason",
+        "a refusal names no reason",
+        ("plan.guard.pairs", "plan.guard.platforms"),
+        guard=guard.no_reason,
+    ),
+    Fault(
+        "guard-expert-parallel",
+        "expert parallelism is accepted with padded experts",
+        ("plan.guard.expert_parallel",),
+        guard=guard.expert_parallel,
+    ),
+    Fault("guard-megamoe", "MegaMoE is accepted with padding", ("plan.guard.megamoe",), guard=guard.megamoe),
+    Fault(
+        "draft-unguarded",
+        "the draft is padded for any pair, on any platform",
+        ("plan.draft.guard",),
+        "vLLM 45c1582e9",
+        guard=guard.draft_unguarded,
+    ),
+    Fault(
+        "draft-refused",
+        "a vetted pair is refused as soon as there is a draft",
+        ("plan.draft.guard",),
+        guard=guard.draft_refused,
+    ),
+    Fault(
+        "draft-plan-differs",
+        "the draft's heads are padded to tp without alignment",
+        ("plan.draft.axes",),
+        guard=guard.draft_differs,
+    ),
+    Fault(
+        "draft-not-padded",
+        "the draft keeps its original sizes",
+        ("plan.draft.axes",),
+        guard=guard.draft_not_padded,
+    ),
+    Fault(
+        "draft-unquantized",
+        "the draft's linear layers resolve to no quantization",
+        ("plan.draft.quant",),
+        guard=guard.draft_unquantized,
+    ),
+    Fault(
+        "draft-experts-scheme",
+        "the draft's routed experts resolve to FP8 instead of MXFP4",
+        ("plan.draft.quant",),
+        guard=guard.draft_experts_scheme,
+    ),
+    Fault(
+        "kernel-fallback",
+        "the oracle quietly picks another backend",
+        ("plan.backend",),
+        guard=guard.kernel_fallback,
+    ),
+    Fault(
+        "kernel-refuses-device",
+        "the backend's kernel class does not support the device",
+        ("plan.backend",),
+        "vLLM 0.33.0: flashinfer_trtllm on 12.0, deep_gemm on 9.0, cpu on any GPU",
+        guard=guard.kernel_refuses,
+    ),
+    Fault(
+        "kernel-rounds-less",
+        "the backend rounds a rank's width to an eighth of what the data says",
+        ("plan.kernel.rounding",),
+        guard=guard.kernel_rounds_less,
+        rounded=True,
+    ),
+    Fault(
+        "kernel-rounds-more",
+        "the backend rounds a rank's width to eight times what the data says",
+        ("plan.kernel.rounding",),
+        guard=guard.kernel_rounds_more,
+    ),
+    Fault(
+        "kernel-activation",
+        "the oracle's choice takes another activation scheme than the profile states",
+        ("plan.kernel.activation",),
+        "vLLM 45c1582e9: MXFP8 on 12.0 where the audit asks for BF16",
+        guard=guard.kernel_activation,
     ),
     Fault(
         "w2-unit-blind",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -13,6 +13,8 @@ from conformance.stacks.protocols import (
     ExpertsInfo,
     ExpertsLayer,
     ExpertsRequest,
+    KernelChoice,
+    KnownBackends,
     ParameterInfo,
     PlanBuilder,
     PlanOutcome,
@@ -110,12 +112,44 @@ class LoaderFault(NamedTuple):
     wider: int = 0
 
 
+class GuardFault(NamedTuple):
+    """Each hook may be None: it changes an answer to a guard question, the kernel's choice, the schemes of layers."""
+
+    answer: Callable[[PlanRequest, PlanOutcome], PlanOutcome] | None = None
+    kernel: Callable[[KernelChoice], KernelChoice] | None = None
+    schemes: Callable[[PlanRequest, dict[str, str]], dict[str, str]] | None = None
+
+
 class FaultyPlanner:
-    def __init__(self, inner: PlanBuilder, fault: Callable[[PlanOutcome], PlanOutcome]):
-        self._inner, self._fault = inner, fault
+    """`fault` changes the plan's outcome, `guard` the answers to the other questions."""
+
+    def __init__(
+        self,
+        inner: PlanBuilder,
+        fault: Callable[[PlanOutcome], PlanOutcome] | None = None,
+        guard: GuardFault | None = None,
+    ):
+        self._inner, self._fault, self._guard = inner, fault, guard or GuardFault()
 
     def plan(self, request: PlanRequest) -> PlanOutcome:
-        return self._fault(self._inner.plan(request))
+        outcome = self._inner.plan(request)
+        return self._fault(outcome) if self._fault else outcome
+
+    def backends(self) -> KnownBackends:
+        return self._inner.backends()
+
+    def guards(self, requests: Sequence[PlanRequest]) -> list[PlanOutcome]:
+        answers = self._inner.guards(requests)
+        change = self._guard.answer
+        return [change(*pair) for pair in zip(requests, answers, strict=True)] if change else answers
+
+    def kernel(self, request: PlanRequest, widths: Sequence[int]) -> KernelChoice:
+        choice = self._inner.kernel(request, widths)
+        return self._guard.kernel(choice) if self._guard.kernel else choice
+
+    def schemes(self, request: PlanRequest) -> dict[str, str]:
+        found = self._inner.schemes(request)
+        return self._guard.schemes(request, found) if self._guard.schemes else found
 
 
 class FaultyLoader:

@@ -19,11 +19,12 @@ from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.kernel import FaultyMoe
 from conformance.faults.models import FaultyModelLoader
+from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks import registry
-from conformance.stacks.protocols import Stack, StackOptions
+from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
 from references import plan
 
 Statuses = dict[str, tuple[Status, str]]
@@ -32,7 +33,8 @@ Statuses = dict[str, tuple[Status, str]]
 GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "sm120"
 
 
-#: `no fault here`: the backend's kernel is as wide as a rank's share, and the wrong formula comes out right.
+#: `no fault here`: the backend's kernel is as wide as a rank's share, and the wrong formula comes out right; or the
+#: claims do not apply to the backend.
 OUTCOMES = ("caught", "alive", "fails clean", "not planted", "no fault here")
 
 
@@ -71,17 +73,18 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
-    target = _target(backend or BACKEND)
+    target = _target(stack_name, backend or BACKEND)
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
     arithmetic = hardware_profiles.load(PROFILE).arithmetic
-    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic)
+    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
     stack = registry.open_stack(stack_name, emulated)
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
         files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        context = _context(stack, target, files=files)
+        planner = RememberedPlanner(stack.planner())
+        context = _context(stack, planner, target, files=files)
         clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
-        planted = [_plant(stack, target, fault, clean, context, files) for fault in chosen]
+        planted = [_plant(stack, planner, target, fault, clean, context, files) for fault in chosen]
     finally:
         stack.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
@@ -97,20 +100,27 @@ def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) 
     return 3 if counts["not planted"] or counts["fails clean"] or not counts["caught"] else 0
 
 
-def _target(backend: str) -> Target:
+def _target(stack_name: str, backend: str) -> Target:
     known = hardware_profiles.backends()
     if backend not in known:
         raise nearest(backend, known, "backend")
     b = known[backend]
     profile = hardware_profiles.load(PROFILE)
+    attention = b.attention or profile.attention
+    assert attention is not None
+    # The pair under test is taken as vetted: what is judged here is the harness, with any backend.
+    own = (profile.capability, attention, b.name)
+    emulated = stack_name == "reference" or b.name == profile.backend
     return Target(
         geometry.load(GEOMETRY),
         TP,
         b.name,
-        b.attention or profile.attention,
+        attention,
         profile.capability,
         b.intermediate,
         b.hidden,
+        vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
+        arithmetic=profile.arithmetic if emulated else None,
     )
 
 
@@ -127,16 +137,17 @@ def _files() -> Files:
 
 def _context(
     stack: Stack,
+    planner: PlanBuilder,
     target: Target,
     fault: Fault | None = None,
     clean: Context | None = None,
     files: Files | None = None,
 ) -> Context:
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
-    planner, loader = stack.planner(), stack.loader()
+    loader = stack.loader()
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
-    if fault and fault.plan:
-        planner = FaultyPlanner(planner, fault.plan)
+    if fault and (fault.plan or fault.guard):
+        planner = FaultyPlanner(planner, fault.plan, fault.guard)
     if fault and fault.loader:
         loader = FaultyLoader(loader, fault.loader)
     if fault and fault.moe:
@@ -168,7 +179,7 @@ def _looked_at(chosen: list[Fault]) -> set[str]:
     models take longer than all others together)."""
     ids: set[str] = set()
     for fault in chosen:
-        group = "loader.moe" if fault.loader else "plan" if fault.plan else ""
+        group = "loader.moe" if fault.loader else "plan" if fault.plan or fault.guard else ""
         beside = {claim.id for claim in catalogue.claims().values() if group and claim.group.startswith(group)}
         ids |= {*fault.claims, *beside}
     return ids
@@ -176,18 +187,28 @@ def _looked_at(chosen: list[Fault]) -> set[str]:
 
 def _statuses(stack: Stack, context: Context, ids: set[str]) -> Statuses:
     found = {}
-    given = ("checkpoint", "checkpoint-bytes") if context.files else ()
+    given = _given(context)
     for claim in catalogue.claims().values():
-        if claim.id in ids and claim.check and not claim.not_applicable(context.geometry, given):
+        if claim.id in ids and claim.check and not claim.not_applicable(context.target, given):
             status, reason, _ = evaluate(claim, stack, context)
             found[claim.id] = status, reason
     return found
 
 
+def _given(context: Context) -> tuple[str, ...]:
+    return ("checkpoint", "checkpoint-bytes") if context.files else ()
+
+
 def _plant(
-    stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context, files: Files | None
+    stack: Stack,
+    planner: PlanBuilder,
+    target: Target,
+    fault: Fault,
+    clean: Statuses,
+    clean_context: Context,
+    files: Files | None,
 ) -> Planted:
-    context = _context(stack, target, fault, clean_context, files)
+    context = _context(stack, planner, target, fault, clean_context, files)
     statuses = _statuses(stack, context, _looked_at([fault]))
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}
@@ -197,7 +218,8 @@ def _plant(
     share = plan.routed_intermediate(target.geometry.intermediate, target.tp).per_rank
     same = any(plan.kernel_width(share, rounding) == share for rounding in target.intermediate_roundings)
     unmeasured = [i for i in spared if statuses[i][0] is not Status.PASS]
-    if fault.rounded and same:
+    applies = any(not catalogue.get(i).not_applicable(target, _given(context)) for i in fault.claims)
+    if (fault.rounded and same) or not applies:
         outcome = "no fault here"
     elif unmeasured:
         outcome = "not planted"

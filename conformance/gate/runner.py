@@ -118,7 +118,7 @@ class Runner:
         return self._contexts[stack.name]
 
     def _outcome(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
-        if reason := claim.not_applicable(self.run.target.geometry, self.run.given):
+        if reason := claim.not_applicable(self.run.target, self.run.given):
             return Status.NOT_APPLICABLE, reason, None
         if not claim.check:
             return Status.NOT_RUN, "this version of the harness has no check for it", None

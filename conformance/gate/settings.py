@@ -134,16 +134,21 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     model = files.geometry if files else geometry.load(settings.geometry)
     tp = _tp(settings.tp)
     chosen = tuple(_words(settings.repair))
+    judged = emulated or profile
+    guarded = emulated is None or bool(emulated.vetted)  # an emulated guard knows vetted pairs, or is not there
     target = Target(
         geometry=model,
         tp=tp,
         backend=backend.name,
-        attention=(profile.attention if not settings.backend else backend.attention) or backend.attention,
-        capability=profile.capability,
+        attention=(judged.attention if not settings.backend else backend.attention) or backend.attention,
+        capability=judged.capability if guarded else None,
         intermediate_roundings=backend.intermediate,
         hidden_roundings=backend.hidden,
         force=settings.force_shard,
         attributes=repairs.attributes(chosen, model, tp),
+        vetted=hardware_profiles.vetted(),
+        arithmetic=judged.arithmetic if backend.name == judged.backend else None,
+        expert_parallel=judged.expert_parallel,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
@@ -157,7 +162,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
             python=settings.vllm_python,
             source=settings.vllm_source,
             emulate=padding,
-            arithmetic=(emulated or profile).arithmetic,
+            arithmetic=judged.arithmetic,
+            vetted=hardware_profiles.vetted() if emulated and guarded else None,
             work_dir=None,
         ),
         required=tuple(_required(profile, policy, stacks, tp, model)),

@@ -72,7 +72,7 @@ class Record:
         self._folder.close()
 
     def _not_reached(self, claim: Claim) -> ClaimResult:
-        if reason := claim.not_applicable(self.run.target.geometry, self.run.given):
+        if reason := claim.not_applicable(self.run.target, self.run.given):
             return self.outcome(claim, Status.NOT_APPLICABLE, reason)
         if not claim.check:
             return self.outcome(claim, Status.NOT_RUN, "this version of the harness has no check for it")

@@ -6,6 +6,7 @@ or one expert's part of a loaded parameter, exactly as stored. FP8 and E8M0 code
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
@@ -22,6 +23,10 @@ SHARDS: dict[str, tuple[str, ...]] = {
     "w2_weight": ("w2",),
     "w2_weight_scale": ("w2",),
 }
+
+
+#: A pair that virtual TP may use: CUDA capability, attention backend, MoE backend.
+Vetted = tuple[tuple[int, int] | None, str, str]
 
 
 class StackInfo(msgspec.Struct, omit_defaults=True):
@@ -58,6 +63,9 @@ class PlanRequest(msgspec.Struct, frozen=True):
     moe: str
     #: Go round the stack's own guard, to see the plan it would make.
     force: bool = False
+    expert_parallel: bool = False
+    #: With a draft (MTP) model of one token: the outcome is the pair's, `padding` and `axes` are the draft's.
+    draft: bool = False
 
 
 class PlanOutcome(msgspec.Struct):
@@ -67,7 +75,10 @@ class PlanOutcome(msgspec.Struct):
     `message` is its own. `ignored`: no error, and yet no plan where padding was needed.
     `axes` holds heads, groups, routed, shared, vocab (those that the geometry has) and, under
     `unpadded`, the axes that must stay as they are. None where the stack made no plan.
-    `origin` is `plan` (the stack's own plan) or `layers` (read off the layers it built).
+    `origin` is `plan` (the stack's own plan), `layers` (read off the layers it built) or `draft`.
+    `padding` is what the stack's padding layer itself did, whatever came of the whole configuration: `planned`,
+    `refused` (its own guard raised), `nothing`; `no-layer` where the stack has none, `unknown-backend` where it was
+    not reached because the stack has no backend of that name.
     """
 
     outcome: Literal["accepted", "refused", "ignored"]
@@ -79,13 +90,54 @@ class PlanOutcome(msgspec.Struct):
     #: Axes as the layers have them that the stack built from its plan, where they could be read.
     built: dict[str, Axis] = {}
     notes: list[str] = []
+    padding: Literal["planned", "refused", "nothing", "no-layer", "unknown-backend"] = "no-layer"
+
+
+class KnownBackends(msgspec.Struct, frozen=True):
+    """Names that can be asked for, without those that leave the choice to the stack (`auto`)."""
+
+    attention: tuple[str, ...]
+    moe: tuple[str, ...]
+
+
+class KernelChoice(msgspec.Struct):
+    """What the stack's MoE oracle makes of a backend's name on a capability, its kernel packages taken as installed.
+
+    `backend` is its own name of what it picked, empty where it refused (`refused` holds its words) or was not asked (no
+    capability); `candidates` are its names of what was asked for. `scheme`: what meets the MXFP4 weights, `bf16`,
+    `mxfp8` or the stack's word for another. `roundings`: a rank's logical intermediate width -> the kernel's, elements.
+    """
+
+    asked: str
+    candidates: list[str]
+    backend: str = ""
+    refused: str = ""
+    scheme: str = ""
+    roundings: dict[int, int] = {}
+    hidden: int = 0
+    notes: list[str] = []
 
 
 class PlanBuilder(Protocol):
-    """Layer `plan`."""
+    """Layer `plan`. Each call raises NotSupported, AdapterError, StackCrashed, StackTimeout.
+
+    A planner without the last four answers no questions about guards, drafts and kernels: those claims are
+    not-supported.
+    """
 
     def plan(self, request: PlanRequest) -> PlanOutcome:
-        """Raises NotSupported, AdapterError, StackCrashed, StackTimeout; a refusal is an outcome, no exception."""
+        """A refusal is an outcome, no exception."""
+
+    def backends(self) -> KnownBackends: ...
+
+    def guards(self, requests: Sequence[PlanRequest]) -> list[PlanOutcome]:
+        """Outcome, message and padding of each, no layers built (axes: the draft's alone). Thousands are asked."""
+
+    def kernel(self, request: PlanRequest, widths: Sequence[int]) -> KernelChoice:
+        """The oracle's choice for `request.moe`, and how a rank's widths are rounded; no guard stands in the way."""
+
+    def schemes(self, request: PlanRequest) -> dict[str, str]:
+        """{module: quantization scheme} resolved for the target's layers, or for the draft's (`request.draft`)."""
 
 
 class ExpertsRequest(msgspec.Struct, frozen=True):
@@ -188,6 +240,9 @@ class StackOptions(msgspec.Struct, frozen=True):
     start_timeout: float = 300.0
     #: A profile's padding that the reference stack emulates: {"intermediate": 128, "heads": 32}.
     emulate: dict[str, int] = {}
+    #: Pairs that the reference stack's guard accepts where padding is needed: (capability, attention, MoE); None: no
+    #: guard is emulated.
+    vetted: tuple[Vetted, ...] | None = None
     #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
     arithmetic: Literal["bf16", "mxfp8"] = "bf16"
 

@@ -6,6 +6,7 @@ and shards by cutting the checkpoint into equal pieces instead of by computing o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from conformance import __version__
@@ -15,11 +16,14 @@ from conformance.stacks.protocols import (
     Axis,
     ExpertsInfo,
     ExpertsRequest,
+    KernelChoice,
+    KnownBackends,
     ParameterInfo,
     PlanOutcome,
     PlanRequest,
     StackInfo,
     StackOptions,
+    Vetted,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ class ReferenceStack:
     def __init__(self, options: StackOptions):
         self._emulate = options.emulate
         self._arithmetic = options.arithmetic
+        self._vetted = options.vetted
 
     def info(self) -> StackInfo:
         return StackInfo(
@@ -51,7 +56,8 @@ class ReferenceStack:
         )
 
     def planner(self) -> ReferencePlanner:
-        return ReferencePlanner()
+        steps = self._emulate.get("intermediate", 32), self._emulate.get("hidden", 32)
+        return ReferencePlanner(self._vetted, self._arithmetic, *steps)
 
     def loader(self) -> ReferenceLoader:
         return ReferenceLoader(self._emulate.get("intermediate", 32), self._emulate.get("hidden", 32))
@@ -78,7 +84,25 @@ def _share(size: int, tp: int, step: int) -> Axis:
     return Axis(size, per_rank * tp, per_rank)
 
 
+#: What the guard is asked about beside the vetted pairs: backends that no profile vets, by vLLM's names.
+_OTHER_ATTENTION = ("FLASHMLA_SPARSE_DSV4", "FLASH_ATTN", "TRITON_MLA")
+_OTHER_MOE = ("deep_gemm", "deep_gemm_mega_moe", "marlin")
+
+
 class ReferencePlanner:
+    """`vetted`: what its guard accepts where padding is needed (None: no guard). Steps, arithmetic: its kernel's."""
+
+    def __init__(
+        self,
+        vetted: tuple[Vetted, ...] | None = None,
+        arithmetic: str = "bf16",
+        intermediate_step: int = 32,
+        hidden_step: int = 32,
+    ):
+        self._vetted = vetted
+        self._arithmetic = arithmetic
+        self._steps = intermediate_step, hidden_step
+
     def plan(self, request: PlanRequest) -> PlanOutcome:
         g, tp = request.geometry, request.tp
         axes = {"routed": _share(g.intermediate, tp, 32)}
@@ -93,7 +117,55 @@ class ReferencePlanner:
             axes["shared"] = _share(g.shared_intermediate, tp, 128)
         rows = next(n for n in range(g.vocab, g.vocab + 64 * tp + 1) if n % 64 == 0 and n % tp == 0)
         axes["vocab"] = Axis(g.vocab, rows, rows // tp)
-        return PlanOutcome("accepted", axes=axes, unpadded=dict(g.unpadded), origin="plan")
+        outcome = PlanOutcome("accepted", axes=axes, unpadded=dict(g.unpadded), origin="plan", padding="nothing")
+        if any(axis.original != axis.padded for axis in axes.values()):
+            outcome.padding = "planned"
+        indivisible = any(axes[name].original % tp for name in ("heads", "groups", "routed") if name in axes)
+        if indivisible and (why := self._refusal(request)):
+            outcome = PlanOutcome("refused", why, padding="refused")
+            if request.force:
+                outcome.axes, outcome.unpadded, outcome.origin, outcome.forced = axes, dict(g.unpadded), "plan", True
+        return outcome
+
+    def _refusal(self, request: PlanRequest) -> str:
+        """The guard: why a configuration that needs padding is refused; empty if it is vetted, or nothing guards."""
+        if self._vetted is None or request.geometry.model_type != "deepseek_v4":
+            return ""
+        if request.expert_parallel:
+            return "padding is for tensor parallelism alone; expert parallelism is on"
+        if "mega_moe" in request.moe:
+            return "padding does not go with MegaMoE"
+        if (request.capability, request.attention, request.moe) in self._vetted:
+            return ""
+        where = "no CUDA" if request.capability is None else "CUDA {}.{}".format(*request.capability)
+        return f"padding is not vetted for {request.attention} attention with {request.moe} MoE on {where}"
+
+    def backends(self) -> KnownBackends:
+        vetted = self._vetted or ()
+        return KnownBackends(
+            tuple(sorted({*_OTHER_ATTENTION, *(attention for _, attention, _ in vetted)})),
+            tuple(sorted({*_OTHER_MOE, *(moe for _, _, moe in vetted)})),
+        )
+
+    def guards(self, requests: Sequence[PlanRequest]) -> list[PlanOutcome]:
+        return [self.plan(request) for request in requests]
+
+    def kernel(self, request: PlanRequest, widths: Sequence[int]) -> KernelChoice:
+        intermediate, hidden = self._steps
+        return KernelChoice(
+            request.moe,
+            [request.moe],
+            request.moe,
+            scheme=self._arithmetic,
+            roundings={width: _share(width, 1, intermediate).padded for width in widths},
+            hidden=_share(request.geometry.hidden_size, 1, hidden).padded,
+        )
+
+    def schemes(self, request: PlanRequest) -> dict[str, str]:
+        """DeepSeek-V4's: FP8 in 128x128 blocks for every linear layer, MXFP4 for routed experts."""
+        modules = ["attention", "output projection", "shared experts"]
+        modules += ["embedding projection", "hidden projection"] if request.draft else []
+        return dict.fromkeys(modules, "FP8 128x128") | {"routed experts": "MXFP4"}
 
 
 class ReferenceLoader:

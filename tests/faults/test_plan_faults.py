@@ -64,5 +64,6 @@ def test_layers_of_their_own():
 
 
 def test_every_plan_fault_is_here():
+    # faults of guards, drafts and kernels: test_guard_faults.py
     others = {"plan-unpadded", "plan-refused", "plan-ignored", "plan-layers-differ"}
     assert {f.id for f in FAULTS.values() if f.plan} == {*WRONG, *others}

@@ -37,6 +37,28 @@ def test_the_harness_on_its_own_stack_is_asked_what_that_can_do():
     assert _required(profile="cpu") == _required(emulate="sm120") == due
 
 
+GUARDS = {name for name in PLAN if name.startswith("plan.guard.")}
+
+
+@pytest.mark.parametrize(
+    ("profile", "tp", "left_out"),
+    [
+        ("sm120", "3", set()),
+        ("sm100", "2", {*GUARDS, "plan.draft.guard"} - {"plan.guard.expert_parallel"}),
+        ("sm103", "8", {*GUARDS, "plan.draft.guard"} - {"plan.guard.expert_parallel"}),
+        ("sm90", "4", {*GUARDS, "plan.draft.guard"}),
+        ("sm90", "3", set()),
+    ],
+)
+@pytest.mark.parametrize("policy", ["full", "release"])
+def test_what_a_gpu_is_asked_of_v4_flash(profile, tp, left_out, policy):
+    """At TP3 every guard; where nothing is padded the guards of virtual TP have nothing to say."""
+    run = resolve(Settings(profile=profile, tp=tp, policy=policy))
+    assert set(ALL) - set(run.required) == left_out
+    here = {name for name in left_out if not catalogue.get(name).not_applicable(run.target)}
+    assert not here, "left out although it applies"
+
+
 @pytest.mark.parametrize("stack", ["vllm", "vllm,plan=reference"])
 def test_a_real_stack_on_a_cpu_is_asked_for_everything(stack):
     """So no CPU alone ever lets one go live."""

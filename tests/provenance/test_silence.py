@@ -21,7 +21,8 @@ def _targets(draw) -> Target:
     groups = draw(st.integers(0, 3))
     model = Geometry(
         name="any",
-        model_type="",
+        model_type=draw(st.sampled_from(["", "deepseek_v4"])),
+        config={"num_nextn_predict_layers": draw(st.integers(0, 1))},
         hidden_size=32 * draw(st.integers(1, 4)),
         attention_heads=8 * max(1, groups),
         kv_heads=1,
@@ -35,16 +36,29 @@ def _targets(draw) -> Target:
         shared_experts=draw(st.integers(0, 2)),
     )
     backend = draw(st.sampled_from(list(hardware_profiles.backends().values())))
-    return Target(model, draw(st.integers(1, 6)), backend.name, None, None, backend.intermediate, backend.hidden)
+    capability = draw(st.sampled_from([None, (9, 0), (12, 0)]))
+    own = (capability, "ANY", backend.name)
+    return Target(
+        model,
+        draw(st.integers(1, 6)),
+        backend.name,
+        "ANY",
+        capability,
+        backend.intermediate,
+        backend.hidden,
+        vetted=(own, *hardware_profiles.vetted()),
+        arithmetic=draw(st.sampled_from([None, "bf16"])),
+        expert_parallel=draw(st.booleans()),
+    )
 
 
 @given(_targets())
 def test_the_reference_stack_is_never_accused(target):
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
-    stack = ReferenceStack(StackOptions(emulate=padding))
+    stack = ReferenceStack(StackOptions(emulate=padding, vetted=target.vetted))
     context = Context(target, stack.planner(), stack.loader())
     for claim in CHECKS:
-        if not claim.not_applicable(target.geometry):
+        if not claim.not_applicable(target):
             evidence = claim.function()(stack, context)
             assert evidence.ok, f"{claim.id}: {evidence.summary} {evidence.findings[:1]}"
 

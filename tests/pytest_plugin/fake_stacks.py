@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from conformance.errors import NotSupported, StackCrashed, StackMissing, UsageError
-from conformance.stacks.protocols import Axis, ExpertsRequest, PlanOutcome, PlanRequest, StackInfo, StackOptions
+from conformance.stacks.protocols import (
+    Axis,
+    ExpertsRequest,
+    KernelChoice,
+    PlanOutcome,
+    PlanRequest,
+    StackInfo,
+    StackOptions,
+)
 from conformance.stacks.reference import ReferencePlanner
 
 #: Calls of `plan` are counted in the file that this names, one byte a call.
@@ -17,7 +25,7 @@ CALLS = "FAKE_STACK_CALLS"
 
 
 class FakeStack:
-    """Its loader is not supported, so that only `plan.*` can be proved."""
+    """Its loader is not supported, so that only `plan.*` can be proved. All but `plan` is as in the reference stack."""
 
     def __init__(self, name: str, plan: Callable[[PlanRequest], PlanOutcome]):
         self.name = name
@@ -31,6 +39,15 @@ class FakeStack:
 
     def loader(self) -> FakeStack:
         return self
+
+    def guards(self, requests: Sequence[PlanRequest]) -> list[PlanOutcome]:
+        return ReferencePlanner().guards(requests)
+
+    def kernel(self, request: PlanRequest, widths: Sequence[int]) -> KernelChoice:
+        return ReferencePlanner().kernel(request, widths)
+
+    def schemes(self, request: PlanRequest) -> dict[str, str]:
+        return ReferencePlanner().schemes(request)
 
     def open_experts(self, request: ExpertsRequest) -> None:
         raise NotSupported("this stack loads nothing")

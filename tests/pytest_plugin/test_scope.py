@@ -12,15 +12,19 @@ from tests.pytest_plugin.conftest import SUITES, Session, with_check
 pytest_plugins = ["pytester"]
 
 _PLAN_ONLY = ("--stack", "planner")  # proves plan.*, and supports nothing else
+_NO_AXES = ("--deselect", "suites/plan/test_axes.py")
 
 
 @pytest.mark.parametrize(
     ("selection", "chosen"),
     [
         (["-k", "axes.heads or axes.vocab"], ["plan.axes.heads", "plan.axes.vocab"]),
-        (["-m", "plan and not loader", "--deselect", "suites/plan/test_axes.py"], ["plan.accepted"]),
+        (["-m", "plan and not loader", "-k", "accepted"], ["plan.accepted"]),
         (["-m", 'claim(id="plan.axes.shared")'], ["plan.axes.shared"]),
-        (["--ignore-glob", f"{SUITES}/[!p]*", "--deselect", "suites/plan/test_axes.py"], ["plan.accepted"]),
+        (
+            ["--ignore-glob", f"{SUITES}/[!p]*", "--ignore-glob", f"{SUITES}/plan/test_[!a]*", *_NO_AXES],
+            ["plan.accepted"],
+        ),
     ],
 )
 def test_selection_is_judged_alone(session: Session, selection: list[str], chosen: list[str]) -> None:

@@ -18,6 +18,34 @@ def plan(**request):
     return planning.plan(**request)
 
 
+def known():
+    from . import guards
+
+    start()
+    return guards.known()
+
+
+def guards(**request):
+    from . import guards
+
+    start()
+    return guards.guards(**request)
+
+
+def kernel(**request):
+    from . import kernels
+
+    start()
+    return kernels.kernel(**request)
+
+
+def schemes(**request):
+    from . import draft
+
+    start()
+    return draft.schemes(**request)
+
+
 def open_experts(**request):
     from . import experts
 
@@ -44,6 +72,10 @@ def _whole_model(name):
 CALLS = {
     "info": info,
     "plan": plan,
+    "known": known,
+    "guards": guards,
+    "kernel": kernel,
+    "schemes": schemes,
     "open_experts": open_experts,
     "attach": sessions.attach,
     "detach": sessions.detach,

@@ -1,6 +1,7 @@
 """ModelConfig and VllmConfig for one geometry, tensor-parallel size, capability and pair of backends."""
 
 import contextlib
+import copy
 import typing
 
 from . import oracle, virtual_tp
@@ -11,8 +12,21 @@ from .problems import Refused, Unsupported, cause_of, raised_in, stacks_words, u
 _OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
 
 
+#: folder -> its ModelConfig as built, never handed out itself.
+_built: dict[str, typing.Any] = {}
+
+
 def model_config(folder):
-    """A fresh ModelConfig: planning changes it in place, so it is never shared. `folder` holds a config.json."""
+    """A ModelConfig of its own: planning changes it in place, so it is never shared. `folder` holds a config.json.
+
+    Built once a folder and copied from then on: building takes seconds the first time, a copy half a millisecond.
+    """
+    if folder not in _built:
+        _built[folder] = _model_config(folder)
+    return copy.deepcopy(_built[folder])
+
+
+def _model_config(folder):
     from vllm.config import ModelConfig
 
     try:
@@ -53,40 +67,60 @@ def asked_as(moe):
     raise unknown("MoE backend", moe, sorted({*moe_backends(), *oracle.names()}))
 
 
-def _named_backends(moe, attention):
-    """KernelConfig and AttentionConfig. Raises Unsupported for a name that this version does not have."""
-    from vllm.config import AttentionConfig, KernelConfig
-
-    moe = asked_as(moe)
+def check_names(moe, attention):
+    """What `--moe-backend` is given. Raises Unsupported for a name that this version does not have."""
     if attention is not None and attention.upper() not in attention_backends():
         raise unknown("attention backend", attention, attention_backends())
-    return KernelConfig(moe_backend=moe), AttentionConfig(backend=attention)
+    return asked_as(moe)
 
 
-def vllm_config(model, tp, capability, moe, attention, guarded=True):
+def _named_backends(moe, attention):
+    """KernelConfig and AttentionConfig. Raises Unsupported as `check_names` does."""
+    from vllm.config import AttentionConfig, KernelConfig
+
+    return KernelConfig(moe_backend=check_names(moe, attention)), AttentionConfig(backend=attention)
+
+
+def vllm_config(model, tp, capability, moe, attention, guarded=True, expert_parallel=False, draft=None):
     """A VllmConfig as `vllm serve` builds it, under the pretended capability.
 
-    `guarded=False` takes the virtual-TP guard out for this one construction. Raises Refused with vLLM's own words;
-    its `by_guard` says whether the virtual-TP layer raised it.
+    `guarded=False` takes the virtual-TP guard out for this one construction; `draft` is a SpeculativeConfig. Raises
+    Refused with vLLM's own words; its `by_guard` says whether the virtual-TP layer raised it.
     """
-    from vllm.config import DeviceConfig, ParallelConfig, VllmConfig
+    from vllm.config import DeviceConfig, VllmConfig
 
     kernel, attend = _named_backends(moe, attention)
     guard = contextlib.nullcontext() if guarded else virtual_tp.without_guard()
-    with pretend(capability), guard:
-        try:
-            # the external launcher: a pretended CUDA would refuse a world size above its device count
-            parallel = ParallelConfig(tensor_parallel_size=tp, distributed_executor_backend="external_launcher")
-            return VllmConfig(
-                model_config=model,
-                parallel_config=parallel,
-                kernel_config=kernel,
-                attention_config=attend,
-                device_config=DeviceConfig("cpu"),
-            )
-        except Exception as error:
-            if isinstance(cause_of(error), _OF_THE_MACHINE):
-                raise  # no word of vLLM's own: something that this machine or this installation lacks
-            refusal = Refused(stacks_words(error))
-            refusal.by_guard = raised_in(error, "virtual_tp.py")
-            raise refusal from error
+    with pretend(capability), guard, refusals():
+        return VllmConfig(
+            model_config=model,
+            parallel_config=parallel_config(tp, expert_parallel),
+            kernel_config=kernel,
+            attention_config=attend,
+            device_config=DeviceConfig("cpu"),
+            **({} if draft is None else {"speculative_config": draft}),
+        )
+
+
+def parallel_config(tp, expert_parallel=False):
+    """With the external launcher: a pretended CUDA would refuse a world size above its device count."""
+    from vllm.config import ParallelConfig
+
+    return ParallelConfig(
+        tensor_parallel_size=tp,
+        distributed_executor_backend="external_launcher",
+        enable_expert_parallel=expert_parallel,
+    )
+
+
+@contextlib.contextmanager
+def refusals():
+    """Inside, what vLLM's validation raises becomes Refused."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(cause_of(error), _OF_THE_MACHINE):
+            raise  # no word of vLLM's own: something that this machine or this installation lacks
+        refusal = Refused(stacks_words(error))
+        refusal.by_guard = raised_in(error, "virtual_tp.py")
+        raise refusal from error

@@ -5,7 +5,11 @@ changed and never the binding. Imported as CUDA, vLLM would want its compiled ex
 """
 
 import contextlib
+import importlib
+import sys
+from types import ModuleType
 
+_EXTENSIONS = ("vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._moe_C_stable_libtorch")
 NOTE = "platform replaced by a pretended one (no device; CUDA with the asked capability only around configuration)"
 
 
@@ -31,6 +35,13 @@ def install():
             return "pretended"
 
         @classmethod
+        def support_deep_gemm(cls):
+            """As vLLM's own CUDA platform answers for the pretended capability."""
+            if cls._enum is not PlatformEnum.CUDA:
+                return False
+            return _cuda_platform().support_deep_gemm.__func__(cls)
+
+        @classmethod
         def import_kernels(cls):
             """No compiled extension is needed to plan and to load."""
 
@@ -42,6 +53,19 @@ def install():
             return self._enum in (PlatformEnum.CUDA, PlatformEnum.ROCM)
 
     platforms._current_platform = Pretended()
+
+
+def _cuda_platform():
+    """vLLM's own CUDA platform class, to be asked about capabilities. Its module loads compiled extensions that this
+    machine cannot load, or has not: nothing of them is called here."""
+    absent = [name for name in _EXTENSIONS if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = ModuleType(name)
+    try:
+        return importlib.import_module("vllm.platforms.cuda").CudaPlatformBase
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 @contextlib.contextmanager

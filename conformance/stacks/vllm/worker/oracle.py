@@ -4,15 +4,22 @@ import contextlib
 import inspect
 import re
 import sys
+from types import SimpleNamespace
 
 from .fake_platform import pretend
 from .problems import Unsupported, stacks_words, unknown
 from .start import module
 
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle.mxfp4"
-#: Questions for optional kernel packages, wherever the fused-MoE modules have bound them.
-_PRESENCE = re.compile(r"_?has_(flashinfer|b12x|deep_gemm)")
-_ASKING = ("vllm.model_executor.layers.fused_moe", "vllm.utils.flashinfer")
+#: Questions for optional kernel packages, wherever the fused-MoE modules have bound them, and the one that hands out
+#: b12x's own module, which is then asked whether it runs here.
+_PRESENCE = re.compile(r"_?has_(flashinfer|b12x|deep_gemm|triton_kernels|humming|quark)")
+_MODULE = re.compile(r"get_b12x_\w+")
+_ASKING = ("vllm.model_executor.layers.fused_moe", "vllm.utils")
+#: A refusal in these words is about this installation, not about the device that is asked for.
+_PACKAGE = re.compile(r"\bpackage\b|not installed", re.IGNORECASE)
+#: Answers about devices that a version may have kept from another pretended capability.
+_DEVICE = re.compile(r"_?(is|has|supports?)_\w+")
 _METHODS = ("vllm.model_executor.layers.quantization.mxfp4", "vllm.models.deepseek_v4.quant_config")
 
 
@@ -59,39 +66,102 @@ def activation(backend):
     return "bf16" if key is None else " ".join(str(key).split())
 
 
-def own_choice(moe_config, capability, with_packages=False):
-    """What the unpatched oracle picks for this layer: {"backend", "experts", "activation"} or {"refused": words}.
+#: Constants of vLLM's quant_utils -> the schemes that the harness computes in.
+_SCHEMES = {"kMxfp8Dynamic": "mxfp8"}
 
-    `with_packages` lets it believe that FlashInfer, b12x and DeepGEMM are installed, whatever this machine has.
+
+def scheme(backend):
+    """The activation scheme of one of the oracle's backends: `bf16`, `mxfp8`, or vLLM's own name for another."""
+    key_of = getattr(_oracle(), "_backend_activation_key", None)
+    if key_of is None:
+        return "unknown"
+    key = key_of(backend)
+    if key is None:
+        return "bf16"
+    constants = vars(module("vllm.model_executor.layers.quantization.utils.quant_utils"))
+    name = next((name for name, value in constants.items() if name.startswith("k") and value == key), str(key))
+    return _SCHEMES.get(name, name)
+
+
+def own_choice(moe_config, capability, with_packages=False):
+    """What the unpatched oracle picks for this layer: {"backend", "experts", "activation", "scheme"} or
+    {"refused": words}; {"lacking": words} where this installation, and not the device, is what it stumbles over.
+
+    `with_packages` lets it believe that the kernel packages are installed, whatever this machine has.
     """
     oracle = _oracle()
     select = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", None) or oracle.select_mxfp4_moe_backend
+    if with_packages:
+        _import_kernels(moe_config.moe_backend)
     with pretend(capability), _packages_present() if with_packages else contextlib.nullcontext():
         try:
             backend, kernel = select(moe_config)
         except Exception as error:  # its refusal is the answer
-            return {"refused": stacks_words(error)}
+            words = stacks_words(error)
+            return {"refused": words} | ({"lacking": words} if _of_the_machine(error, words) else {})
     return {
         "backend": getattr(backend, "name", str(backend)),
         "experts": getattr(kernel, "__name__", str(kernel)),
         "activation": activation(backend),
+        "scheme": scheme(backend),
     }
+
+
+def _of_the_machine(error, words):
+    return isinstance(error, (ImportError, OSError, AttributeError)) or bool(_PACKAGE.search(words))
+
+
+def _import_kernels(name):
+    """The modules of a backend's kernel classes, so that their questions for packages can be answered for them."""
+    with contextlib.suppress(Unsupported):
+        for backend in candidates(name):
+            with contextlib.suppress(Exception):  # where it cannot be imported the oracle says so itself
+                _oracle().backend_to_kernel_cls(backend)
 
 
 @contextlib.contextmanager
 def _packages_present():
     replaced = []
+
+    def put(owner, attribute, value):
+        replaced.append((owner, attribute, getattr(owner, attribute)))
+        setattr(owner, attribute, value)
+
+    runs = SimpleNamespace(is_supported=lambda *_, **__: True)
     for name, found in list(sys.modules.items()):
         if found is not None and name.startswith(_ASKING):
             for attribute, value in list(vars(found).items()):
-                if _PRESENCE.match(attribute) and callable(value):
-                    replaced.append((found, attribute, value))
-                    setattr(found, attribute, lambda *_, **__: True)
+                if not callable(value):
+                    continue
+                if _PRESENCE.match(attribute):
+                    put(found, attribute, lambda *_, **__: True)
+                elif _MODULE.match(attribute):
+                    put(found, attribute, lambda *_, **__: runs)
+    _forget_devices()
     try:
         yield
     finally:
-        for found, attribute, value in replaced:
-            setattr(found, attribute, value)
+        for owner, attribute, value in reversed(replaced):
+            setattr(owner, attribute, value)
+        _forget_devices()
+
+
+def _forget_devices():
+    for name, found in list(sys.modules.items()):
+        if found is not None and name.startswith(_ASKING):
+            for attribute, value in list(vars(found).items()):
+                if _DEVICE.match(attribute) and callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
+
+
+def choosing_any():
+    """`choosing` for a question that no backend decides."""
+    for name in names():
+        for backend in candidates(name):
+            with contextlib.suppress(Exception):  # kernels that cannot be imported here
+                _oracle().backend_to_kernel_cls(backend)
+                return choosing(backend)
+    raise Unsupported("none of the MXFP4 oracle's kernel classes can be imported here")
 
 
 @contextlib.contextmanager

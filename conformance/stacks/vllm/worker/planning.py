@@ -12,7 +12,7 @@ SHARED_OUT = {
 }
 
 
-def plan(folder, tp, capability, attention, moe, force):
+def plan(folder, tp, capability, attention, moe, force, expert_parallel=False):
     """PlanOutcome's fields. The outcome is vLLM's own, also under `force`, which only adds axes."""
     model = configs.model_config(folder)
     before = sizes(model)
@@ -20,17 +20,15 @@ def plan(folder, tp, capability, attention, moe, force):
     if configs.asked_as(moe) != moe:
         notes.append(f"vLLM's configuration has no name for MoE backend {moe}: it was asked for 'auto'")
     try:
-        config = configs.vllm_config(model, tp, capability, moe, attention)
-        unshared = [n for n, size in before.items() if size % tp]
-        padded = virtual_tp.plan_of(model) is not None
-        outcome = "ignored" if unshared and not padded else "accepted"
-        if outcome == "ignored":
-            message = f"no error and no plan, although TP{tp} does not divide {_list(before, unshared)}"
+        config = configs.vllm_config(model, tp, capability, moe, attention, expert_parallel=expert_parallel)
+        outcome, message = accepted_or_ignored(model, before, tp)
+        padding = virtual_tp.deed(model)
     except Refused as error:
         outcome, message = "refused", str(error)
-        notes.append(_whose(error))
+        padding = virtual_tp.deed(model, error)
+        notes.append(_WHOSE[padding])
 
-    answer = {"outcome": outcome, "message": message, "forced": False, "notes": notes}
+    answer = {"outcome": outcome, "message": message, "padding": padding, "forced": False, "notes": notes}
     if outcome == "accepted":
         return answer | _axes(config, tp, capability, moe, notes)
     if force:
@@ -48,13 +46,21 @@ def sizes(model):
     return {axis: int(size) for axis, size in found.items() if size}
 
 
-def _whose(refusal):
-    """Whose refusal it is: a guard that says no, or a padding layer that does nothing and lets a later check fail."""
-    if not virtual_tp.exists():
-        return "refused without a virtual-TP layer: this vLLM has none"
-    if refusal.by_guard:
-        return "refused by the virtual-TP layer's own guard"
-    return "the virtual-TP layer made no plan and raised nothing (a silent no-op); a later, general check refused"
+#: Whose refusal it is: a guard that says no, or a padding layer that does nothing and lets a later check fail.
+_WHOSE = {
+    "no-layer": "refused without a virtual-TP layer: this vLLM has none",
+    "refused": "refused by the virtual-TP layer's own guard",
+    "nothing": "the virtual-TP layer made no plan and raised nothing (a silent no-op); a later, general check refused",
+    "planned": "the virtual-TP layer made its plan; a later, general check refused",
+}
+
+
+def accepted_or_ignored(model, before, tp):
+    """(outcome, message) of a configuration that raised nothing; `before` holds the sizes that the model came with."""
+    unshared = [n for n, size in before.items() if size % tp]
+    if unshared and virtual_tp.plan_of(model) is None:
+        return "ignored", f"no error and no plan, although TP{tp} does not divide {_list(before, unshared)}"
+    return "accepted", ""
 
 
 def _list(sizes_, names):

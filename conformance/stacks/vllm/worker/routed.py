@@ -19,7 +19,7 @@ class _AnyDivisor(int):
         return 0
 
 
-def build(config, tp, rank, name, backend, experts, capability, undivided=False):
+def build(config, tp, rank, name, backend, experts, capability, undivided=False, width=None):
     """RoutedExperts on the CPU, for `rank` of `tp`, `experts` experts, as if the oracle had chosen `backend` for
     the MoE backend `name`.
 
@@ -33,7 +33,7 @@ def build(config, tp, rank, name, backend, experts, capability, undivided=False)
     limit = getattr(text, "swiglu_limit", None)
     parallel = parallel_config(tp, rank)
     try:
-        moe = moe_config(config, parallel, name, experts, undivided)
+        moe = moe_config(config, parallel, name, experts, undivided, width)
         with pretend(capability), oracle.choosing(backend):
             layer = RoutedExperts(
                 **accepted_arguments(
@@ -88,16 +88,18 @@ def parallel_config(tp, rank):
     )
 
 
-def moe_config(config, parallel, name, experts, undivided=False):
-    """FusedMoEConfig for the backend `name`, with the intermediate size that the configuration carries by now."""
+def moe_config(config, parallel, name, experts, undivided=False, width=None):
+    """FusedMoEConfig for the backend `name`, with the intermediate size that the configuration carries by now, or
+    with `width`."""
     import torch
     from vllm.model_executor.layers.fused_moe import FusedMoEConfig
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
     text = config.model_config.hf_text_config
-    width = getattr(text, "moe_intermediate_size", None)
-    if width is None:
+    configured = getattr(text, "moe_intermediate_size", None)
+    width = width or configured
+    if configured is None:
         kind = getattr(text, "model_type", "?")
         raise Unsupported(f"{kind}: experts without moe_intermediate_size are not cut by the layer's loader")
     arguments = accepted_arguments(

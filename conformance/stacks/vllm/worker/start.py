@@ -24,6 +24,7 @@ def start():
             raise Missing(_outcome[0]) from error
         PATCHES.append(fake_platform.NOTE)
         _inspect_models_here()
+        _leave_all_reduce_alone()
         _outcome.append(None)
     if _outcome[0]:
         raise Missing(_outcome[0])
@@ -36,6 +37,15 @@ def _inspect_models_here():
     if hasattr(registry, "_run_in_subprocess"):
         setattr(registry, "_run_in_subprocess", lambda function: function())  # noqa: B010
         PATCHES.append("model classes are inspected in this process, not in a child")
+
+
+def _leave_all_reduce_alone():
+    """On 9.0 and 10.0 the configuration asks how large FlashInfer's fused all-reduce may be, from a module that wants
+    compiled extensions. Compile ranges alone depend on it: say that there is none."""
+    found = getattr(importlib.import_module("vllm.config.compilation"), "PassConfig", None)
+    if hasattr(found, "default_fi_allreduce_fusion_max_size_mb"):
+        setattr(found, "default_fi_allreduce_fusion_max_size_mb", staticmethod(dict))  # noqa: B010
+        PATCHES.append("no size is looked up for FlashInfer's fused all-reduce (it decides compile ranges alone)")
 
 
 def module(name):

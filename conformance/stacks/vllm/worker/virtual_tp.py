@@ -28,6 +28,16 @@ def plan_of(model):
     return getattr(model.hf_text_config, name, None) if name else None
 
 
+def deed(model, refusal=None):
+    """What the padding layer itself did to this ModelConfig: `planned`, `refused` (its guard raised), `nothing`, or
+    `no-layer` where this vLLM has none. `refusal` is what the whole configuration was refused with."""
+    if not exists():
+        return "no-layer"
+    if refusal is not None and refusal.by_guard:
+        return "refused"
+    return "planned" if model is not None and plan_of(model) is not None else "nothing"
+
+
 def axes_of(plan):
     """{our name: (original, padded, per rank)} as the plan states them."""
     return {
