@@ -34,6 +34,7 @@ def gate(
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Run blocked claims all the same.")] = False,
     waivers: Annotated[str | None, typer.Option(help="TOML file of waivers: claim, issue, reason, until.")] = None,
     loader_run: options.LoaderRun = None,
+    nightly: options.Nightly = False,
     claim: Claims = None,
     then: Then = None,
     json: options.Json = None,
@@ -70,6 +71,7 @@ def gate(
         no_gate=no_gate,
         waivers=waivers,
         loader_run=loader_run,
+        nightly=nightly,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None
     run = resolve(settings)

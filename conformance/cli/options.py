@@ -27,6 +27,9 @@ Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam 
 LoaderRun = Annotated[
     str | None, typer.Option("--loader-run", help="Run folder whose recorded loader maps feed the MoE kernel.")
 ]
+Nightly = Annotated[
+    bool, typer.Option("--nightly", help="Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.")
+]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]

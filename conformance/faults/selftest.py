@@ -9,13 +9,14 @@ from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
-from conformance.faults.kernel import FaultyMoe
+from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import Stack, StackOptions
+from conformance.world.ranks import Worlds
 from references import plan
 
 Statuses = dict[str, tuple[Status, str]]
@@ -68,12 +69,14 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     arithmetic = hardware_profiles.load(PROFILE).arithmetic
     emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic)
     stack = registry.open_stack(stack_name, emulated)
+    worlds = Worlds(stack_name, emulated)
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
-        context = _context(stack, target)
+        context = _context(stack, target, worlds)
         clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
-        planted = [_plant(stack, target, fault, clean, context) for fault in chosen]
+        planted = [_plant(stack, target, worlds, fault, clean, context) for fault in chosen]
     finally:
+        worlds.close()
         stack.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
     outcomes = [p.outcome for p in planted]
@@ -105,10 +108,13 @@ def _target(backend: str) -> Target:
     )
 
 
-def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Context | None = None) -> Context:
+def _context(
+    stack: Stack, target: Target, worlds: Worlds, fault: Fault | None = None, clean: Context | None = None
+) -> Context:
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
     planner, loader = stack.planner(), stack.loader()
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
+    calls = getattr(stack, "moe_calls", None)
     if fault and fault.plan:
         planner = FaultyPlanner(planner, fault.plan)
     if fault and fault.loader:
@@ -119,6 +125,8 @@ def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Co
         if opened:
             clean_kernel = opened
             opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
+        if calls and moe.call:
+            calls = FaultyCalls(calls, moe.call)
         if moe.loader:
             fed_by, clean = FaultyLoader(loader, moe.loader), None
     models = getattr(stack, "model_loader", None)
@@ -127,7 +135,8 @@ def _context(stack: Stack, target: Target, fault: Fault | None = None, clean: Co
         models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
-    return Context(target, planner, loader, opened, fed, spoil, models)
+    named = fault.id if fault and fault.moe else ""
+    return Context(target, planner, loader, opened, fed, spoil, models, worlds.of, named, calls)
 
 
 def _all_claims(chosen: list[Fault]) -> set[str]:
@@ -155,8 +164,10 @@ def _statuses(stack: Stack, context: Context, ids: set[str]) -> Statuses:
     return found
 
 
-def _plant(stack: Stack, target: Target, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
-    context = _context(stack, target, fault, clean_context)
+def _plant(
+    stack: Stack, target: Target, worlds: Worlds, fault: Fault, clean: Statuses, clean_context: Context
+) -> Planted:
+    context = _context(stack, target, worlds, fault, clean_context)
     statuses = _statuses(stack, context, _looked_at([fault]))
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}

@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     no_gate: bool = False
     waivers: str | None = None
     loader_run: str | None = None
+    nightly: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +132,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         hidden_roundings=backend.hidden,
         force=settings.force_shard,
         attributes=repairs.attributes(chosen, model, tp),
+        nightly=settings.nightly,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
