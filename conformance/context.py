@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from conformance.stacks.protocols import (
     KernelChoice,
     KnownBackends,
     LoadedWeights,
+    MoeCalls,
     MoeKernel,
     ParameterInfo,
     PlanBuilder,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
     from conformance.stacks.model_protocol import ModelLoader
+    from conformance.world.ranks import Ranks
 
 
 #: Models that virtual TP is for. Source: TP3 audit, `Exact guards`.
@@ -80,6 +83,8 @@ class Target(msgspec.Struct, frozen=True):
     arithmetic: str | None = None
     #: Does the profile list expert parallelism, where nothing needs virtual TP?
     expert_parallel: bool = False
+    #: More batch sizes, which take minutes on a CPU.
+    nightly: bool = False
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -130,7 +135,8 @@ class Context:
 
     `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
     from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
-    `--checkpoint` holds.
+    `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
+    themselves. `moe_calls` tells what would be called on other GPUs.
     """
 
     def __init__(
@@ -143,6 +149,9 @@ class Context:
         spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
         models: Callable[[], ModelLoader] | None = None,
         files: Files | None = None,
+        world: Callable[[Context], Ranks] | None = None,
+        fault: str = "",
+        moe_calls: MoeCalls | None = None,
     ):
         self.target = target
         self.files = files
@@ -153,6 +162,10 @@ class Context:
         self._spoil = spoil
         self._open_models = models
         self._models: dict[tuple[int, bool], ModelMaps | StackError] = {}
+        self._find_world = world
+        self.fault = fault
+        self.moe_calls = moe_calls
+        self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
         self._maps: LoadedMaps | None = None
@@ -162,10 +175,6 @@ class Context:
     @property
     def geometry(self) -> Geometry:
         return self.target.geometry
-
-    @property
-    def ranks(self) -> range:
-        return range(self.target.tp)
 
     @property
     def padded(self) -> bool:
@@ -298,6 +307,19 @@ class Context:
 
             self._maps = self._find_maps() if self._find_maps else loaded.due(self.target)
         return self._maps
+
+    @property
+    def world(self) -> Ranks:
+        """The ranks of this run, together if each can have a process and a device. Raises what `moe` raises."""
+        from conformance.world.ranks import InTurn
+
+        return self._find_world(self) if self._find_world else InTurn(self, "no processes were asked for")
+
+    def of_rank(self, rank: int) -> Context:
+        """The same for one rank alone: checks that go through `ranks` look at that one."""
+        alone = copy(self)
+        alone.ranks, alone._kept = range(rank, rank + 1), {}
+        return alone
 
     def weights(self, rank: int, checkpoint: Checkpoint) -> LoadedWeights:
         """One rank's parameters as loaded from that checkpoint: what the MoE kernel is given."""

@@ -22,6 +22,7 @@ import torch
 from references.flips import mirrored
 from references.moe import Experts, blocks, decoded, routed
 from references.moe_staged import Scheme, staged_input
+from references.mxfp4 import Scratch
 from references.swiglu import slopes, swiglu
 
 #: Unit roundoff of FP32 accumulation; hardware accumulators truncate, which lambda times this covers.
@@ -44,6 +45,19 @@ class Bounded(NamedTuple):
     def __add__(self, other: Bounded) -> Bounded:  # type: ignore[override]
         """Independent parts, such as ranks, summed."""
         return Bounded(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def all_reduced(parts: list[Bounded]) -> Bounded:
+    """The ranks' results summed in BF16: each addition but the first operand's own rounds once more, and no partial
+    sum is larger than all parts' absolute values together."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    largest = torch.stack([part.value.abs() + part.ceiling for part in parts]).sum(0)
+    times = len(parts) - 1
+    return total._replace(
+        variance=total.variance + times * _rounding(largest), ceiling=total.ceiling + times * ulp(largest) / 2
+    )
 
 
 def deviations(family: int, alarm: float) -> float:
@@ -73,19 +87,21 @@ def bounded(
     noise: float,
     alpha: float = 1.0,
     beta: float = 0.0,
-    block: int = 512,
+    block: int = 0,
 ) -> Bounded:
     """One rank's result before all-reduce, rounded to BF16 at the end, as `scheme` stages it.
 
     x (M, H), ids and weights (M, k). `noise`: the deviations that accumulation may show before a code counts as safe
     (use `deviations`). `bf16`: the value is FP64 exact and every rounding is noise; `mxfp8`: activations are mirrored.
+    `block`: channels decoded at a time, whole groups of 32 (0: 512 on a CPU, all of them elsewhere).
     """
+    block, scratch = block or (512 if x.device.type == "cpu" else channels), Scratch()
     parts = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4)]
     for expert, tokens, slots in routed(ids):
         inputs = staged_input(x[tokens].double(), scheme)
         z = [torch.zeros_like(inputs) for _ in range(4)]
         for start, stop in blocks(channels, block):
-            w = decoded(experts(expert, start, stop), torch.float64)
+            w = decoded(experts(expert, start, stop), torch.float64, scratch)
             gate, gate_size = _product(inputs, w.w1)
             up, up_size = _product(inputs, w.w3)
             if scheme == "mxfp8":

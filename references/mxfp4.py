@@ -6,6 +6,7 @@ even element, as DeepSeek-V4 checkpoints and every kernel named in this project 
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -26,10 +27,31 @@ def _quadruples(device: torch.device) -> torch.Tensor:
     return value[nibbles].view(torch.int64).flatten()
 
 
-def decode_codes(packed: torch.Tensor) -> torch.Tensor:
+class Scratch:
+    """Memory that one decoded block after the other is put in: first use of fresh pages costs more than decoding."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, torch.Tensor] = {}
+
+    def take(
+        self, name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Uninitialised; what was taken under that name before is overwritten."""
+        size = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < size or held.dtype != dtype or held.device != device:
+            held = self._held[name] = torch.empty(size, dtype=dtype, device=device)
+        return held[:size].view(shape)
+
+
+def decode_codes(packed: torch.Tensor, scratch: Scratch | None = None) -> torch.Tensor:
     """uint8 (..., n) -> values (..., 2 n) as float16; n is even, so that two bytes can be looked up at once."""
-    pairs = packed.contiguous().view(torch.int16).int() & 0xFFFF
-    found = _quadruples(packed.device).index_select(0, pairs.flatten())
+    scratch = scratch or Scratch()
+    size = (packed.numel() // 2,)
+    pairs = scratch.take("pairs", size, torch.int32, packed.device)
+    pairs.copy_(packed.contiguous().view(torch.int16).flatten()).bitwise_and_(0xFFFF)
+    found = scratch.take("codes", size, torch.int64, packed.device)
+    torch.index_select(_quadruples(packed.device), 0, pairs, out=found)
     return found.view(torch.float16).view(*packed.shape[:-1], -1)
 
 
@@ -39,7 +61,15 @@ def decode_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> t
     return power.masked_fill(scales == NAN_SCALE, torch.nan)
 
 
-def dequantize(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """(rows, n / 2) codes and (rows, n / 32) scales, uint8 -> (rows, n)."""
-    values = decode_codes(packed).unflatten(-1, (-1, GROUP))
-    return (values * decode_scales(scales, dtype).unsqueeze(-1)).flatten(-2)
+def dequantize(
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    scratch: Scratch | None = None,
+    name: str = "",
+) -> torch.Tensor:
+    """(rows, n / 2) codes and (rows, n / 32) scales, uint8 -> (rows, n); with `scratch`, in its memory of that name."""
+    codes = decode_codes(packed, scratch)
+    values = (scratch or Scratch()).take(name, codes.shape, dtype, codes.device).copy_(codes)
+    values.unflatten(-1, (-1, GROUP)).mul_(decode_scales(scales, dtype).unsqueeze(-1))
+    return values

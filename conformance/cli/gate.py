@@ -36,6 +36,7 @@ def gate(
     loader_run: options.LoaderRun = None,
     checkpoint: options.Checkpoint = None,
     checkpoint_bytes: options.CheckpointBytes = False,
+    nightly: options.Nightly = False,
     claim: Claims = None,
     then: Then = None,
     json: options.Json = None,
@@ -74,6 +75,7 @@ def gate(
         loader_run=loader_run,
         checkpoint=checkpoint,
         checkpoint_bytes=checkpoint_bytes,
+        nightly=nightly,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None
     run = resolve(settings)

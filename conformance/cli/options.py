@@ -33,6 +33,9 @@ Checkpoint = Annotated[
 CheckpointBytes = Annotated[
     bool, typer.Option("--checkpoint-bytes", help="Compare what is loaded with the bytes of --checkpoint's files.")
 ]
+Nightly = Annotated[
+    bool, typer.Option("--nightly", help="Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.")
+]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import files, guard, history, loader, model, moe, narrow, plan
+from conformance.faults import calls, files, guard, history, loader, model, moe, narrow, plan, ranks
 from conformance.faults.files import FilesFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
@@ -699,6 +699,58 @@ _WRITTEN = (
         _moe("nan.visible"),
         "FlashInfer's SM90 clamp",
         moe=moe.nan_swallowed,
+    ),
+    Fault(
+        "moe-rank1-scales-off",
+        "rank 1 alone takes W2's scales one group on",
+        _moe("world.exact", "world.sum", "bound.random"),
+        moe=ranks.rank1_scales_off,
+    ),
+    Fault(
+        "moe-rank2-w2-off",
+        "rank 2 alone takes W2 and its scales one group on",
+        _moe("world.exact", "world.sum", "bound.random"),
+        moe=ranks.rank2_w2_off,
+    ),
+    Fault(
+        "moe-rank1-scaled",
+        "rank 1 alone counts 2 % too much",
+        _moe("world.exact", "world.sum", "bound.random"),
+        moe=ranks.rank1_scaled,
+    ),
+    Fault(
+        "moe-reduce-rank-missing", "the last rank adds nothing to the all-reduce", _moe("world.sum"), moe=ranks.missing
+    ),
+    Fault("moe-reduce-rank-twice", "rank 1 adds its part twice", _moe("world.sum"), moe=ranks.twice),
+    Fault("moe-reduce-not-read", "rank 1 goes on with its own part", _moe("world.sum"), moe=ranks.keeps_own),
+    Fault("moe-reduce-truncated", "the all-reduce cuts where it should round", _moe("world.sum"), moe=ranks.truncated),
+    Fault("moe-reduce-unsteady", "every other all-reduce differs in one bit", _moe("world.sum"), moe=ranks.unsteady),
+    Fault("moe-rank-dies", "rank 1 exits with 0 inside the all-reduce", _moe("world.sum"), moe=ranks.dies),
+    Fault("moe-tactic-wrong", "one tactic leaves its last tile at zero", _moe("tactics.right"), moe=moe.tactic_wrong),
+    Fault("moe-tactic-races", "one tactic differs from call to call", _moe("tactics.right"), moe=moe.tactic_races),
+    Fault(
+        "moe-call-renamed",
+        "the library knows an argument by another name",
+        _moe("call.sm90", "call.sm100", "call.sm120"),
+        moe=calls.renamed,
+    ),
+    Fault(
+        "moe-call-scale-bytes",
+        "scales are handed over as bytes in rows, of half the columns",
+        _moe("call.sm100", "call.sm120"),
+        moe=calls.scale_bytes,
+    ),
+    Fault(
+        "moe-call-unpadded",
+        "GEMM1's weights lack their last scale group",
+        _moe("call.sm90", "call.sm100", "call.sm120"),
+        moe=calls.unpadded,
+    ),
+    Fault(
+        "moe-call-other-scheme",
+        "BF16 activations are announced where MXFP8 is due, and MXFP8 where BF16 is",
+        _moe("call.sm90", "call.sm100", "call.sm120"),
+        moe=calls.other_scheme,
     ),
     Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
 )

@@ -9,12 +9,15 @@ from conformance.errors import NotSupported
 from conformance.faults.seams import LoaderFault
 from conformance.stacks.protocols import (
     LoadedWeights,
+    MoeCall,
+    MoeCalls,
     MoeCapabilities,
     MoeKernel,
     MoeLayer,
     MoeRequest,
     ParameterInfo,
 )
+from conformance.world.member import ReduceFault
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,7 @@ class Run(NamedTuple):
     ids: torch.Tensor
     weights: torch.Tensor
     out: torch.Tensor
+    tactic: int | None = None
 
 
 class MoeFault(NamedTuple):
@@ -43,7 +47,8 @@ class MoeFault(NamedTuple):
 
     `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
-    activation itself (only where the layer lets it), `run` the call.
+    activation itself (only where the layer lets it), `run` the call, `reduce` the all-reduce of rank processes.
+    `call` changes what the adapter says it would call elsewhere. `rank`: the only rank whose weights and calls are hit.
     """
 
     loader: LoaderFault | None = None
@@ -52,9 +57,13 @@ class MoeFault(NamedTuple):
     limit: Callable[[float | None], float | None] | None = None
     activation: Activation | None = None
     run: Callable[[Run], None] | None = None
+    reduce: ReduceFault | None = None
+    call: Callable[[list[MoeCall]], None] | None = None
+    rank: int | None = None
 
     def spoil(self, weights: LoadedWeights, rank: int) -> LoadedWeights:
-        return _SpoiltWeights(weights, self) if self.weights or self.from_expert else weights
+        spares = not (self.weights or self.from_expert) or self.rank not in (None, rank)
+        return weights if spares else _SpoiltWeights(weights, self)
 
 
 class _SpoiltWeights:
@@ -72,6 +81,16 @@ class _SpoiltWeights:
             if self._fault.weights:
                 self._fault.weights(parameter, expert, data[expert - first])
         return data
+
+
+class FaultyCalls:
+    def __init__(self, inner: MoeCalls, fault: Callable[[list[MoeCall]], None]):
+        self._inner, self._fault = inner, fault
+
+    def __call__(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        calls = self._inner(request, capability, tokens, slots)
+        self._fault(calls)
+        return calls
 
 
 class FaultyMoe:
@@ -111,8 +130,8 @@ class _FaultyLayer:
         def inner(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
             self._inner.run(x, ids, weights, out, tactic)
 
-        if self._fault.run:
-            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out))
+        if self._fault.run and self._fault.rank in (None, self._request.rank):
+            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out, tactic))
         else:
             inner(x, ids, weights, out)
         self._calls += 1

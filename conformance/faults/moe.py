@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _VICTIM = 1  # the expert that faults of a single expert hit
 _GARBAGE = 0x7F
+_BAD_TACTIC = 2
 
 
 def _swapped_halves(parameter: str, expert: int, data: torch.Tensor) -> None:
@@ -117,6 +118,20 @@ def _race(run: Run) -> None:
         run.out[0, 0] *= 1 + 2.0**-7
 
 
+def _tactic_wrong(run: Run) -> None:
+    """One tactic does not write its last tile."""
+    run.inner(run.x, run.ids, run.weights, run.out)
+    if run.tactic == _BAD_TACTIC:
+        run.out[:, -8:] = 0
+
+
+def _tactic_races(run: Run) -> None:
+    """One tactic gives other bits every other call."""
+    run.inner(run.x, run.ids, run.weights, run.out)
+    if run.tactic == _BAD_TACTIC and run.number % 2:
+        run.out[:, 0] *= 1 + 2.0**-7
+
+
 unit_blind = MoeFault(loader=loader.unit_blind("w2_weight", "w2_weight_scale"))
 half_fix = MoeFault(loader=loader.unit_blind("w2_weight"))
 swapped = MoeFault(weights=_swapped_halves)
@@ -137,3 +152,5 @@ not_written = MoeFault(run=_not_written)
 bf16_sum = MoeFault(run=_bf16_sum)
 nan_swallowed = MoeFault(run=_swallowed)
 race = MoeFault(run=_race)
+tactic_wrong = MoeFault(run=_tactic_wrong)
+tactic_races = MoeFault(run=_tactic_races)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,7 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
-from conformance.faults.kernel import FaultyMoe
+from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
@@ -25,6 +26,7 @@ from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
+from conformance.world.ranks import Worlds
 from references import plan
 
 Statuses = dict[str, tuple[Status, str]]
@@ -78,14 +80,16 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     arithmetic = hardware_profiles.load(PROFILE).arithmetic
     emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
     stack = registry.open_stack(stack_name, emulated)
+    worlds = Worlds(stack_name, emulated)
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
         files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        planner = RememberedPlanner(stack.planner())
-        context = _context(stack, planner, target, files=files)
+        bench = Bench(stack, RememberedPlanner(stack.planner()), target, worlds, files)
+        context = _context(bench)
         clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
-        planted = [_plant(stack, planner, target, fault, clean, context, files) for fault in chosen]
+        planted = [_plant(bench, fault, clean, context) for fault in chosen]
     finally:
+        worlds.close()
         stack.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
     outcomes = [p.outcome for p in planted]
@@ -135,17 +139,22 @@ def _files() -> Files:
     return folder.read(str(made))
 
 
-def _context(
-    stack: Stack,
-    planner: PlanBuilder,
-    target: Target,
-    fault: Fault | None = None,
-    clean: Context | None = None,
-    files: Files | None = None,
-) -> Context:
+class Bench(NamedTuple):
+    """What faults are planted in. `planner` remembers answers, `worlds` keeps rank processes."""
+
+    stack: Stack
+    planner: PlanBuilder
+    target: Target
+    worlds: Worlds
+    files: Files | None
+
+
+def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = None) -> Context:
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
+    stack, planner, target, files = bench.stack, bench.planner, bench.target, bench.files
     loader = stack.loader()
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
+    calls = getattr(stack, "moe_calls", None)
     if fault and (fault.plan or fault.guard):
         planner = FaultyPlanner(planner, fault.plan, fault.guard)
     if fault and fault.loader:
@@ -156,6 +165,8 @@ def _context(
         if opened:
             clean_kernel = opened
             opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
+        if calls and moe.call:
+            calls = FaultyCalls(calls, moe.call)
         if moe.loader:
             fed_by, clean = FaultyLoader(loader, moe.loader), None
     if fault and fault.files and files:
@@ -166,7 +177,20 @@ def _context(
         models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
-    return Context(target, planner, loader, opened, fed, spoil, models, files)
+    named = fault.id if fault and fault.moe else ""
+    return Context(
+        target,
+        planner,
+        loader,
+        opened,
+        fed,
+        spoil,
+        models,
+        files,
+        world=bench.worlds.of,
+        fault=named,
+        moe_calls=calls,
+    )
 
 
 def _all_claims(chosen: list[Fault]) -> set[str]:
@@ -199,16 +223,9 @@ def _given(context: Context) -> tuple[str, ...]:
     return ("checkpoint", "checkpoint-bytes") if context.files else ()
 
 
-def _plant(
-    stack: Stack,
-    planner: PlanBuilder,
-    target: Target,
-    fault: Fault,
-    clean: Statuses,
-    clean_context: Context,
-    files: Files | None,
-) -> Planted:
-    context = _context(stack, planner, target, fault, clean_context, files)
+def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
+    stack, target = bench.stack, bench.target
+    context = _context(bench, fault, clean_context)
     statuses = _statuses(stack, context, _looked_at([fault]))
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}

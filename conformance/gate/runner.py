@@ -16,10 +16,12 @@ from conformance import errors
 from conformance.catalogue import Claim
 from conformance.context import Context
 from conformance.gate import schedule, sources, waivers
+from conformance.gate.apart import Apart
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import Stack, StackInfo
+from conformance.world.ranks import Worlds
 
 Record = Callable[[ClaimResult], None]
 
@@ -27,7 +29,8 @@ Record = Callable[[ClaimResult], None]
 class Runner:
     """One run: stacks are opened once, on first use, and kept. `record` is called after each claim.
 
-    `claims` run in order through `run_claim`; results of an earlier, broken run may be given as `known`.
+    `claims` run in order through `run_claim`; results of an earlier, broken run may be given as `known`. `apart`: judge
+    stacks of foreign code in processes of their own (such a process has a Runner too, which does not).
     """
 
     def __init__(
@@ -36,15 +39,18 @@ class Runner:
         record: Record,
         known: dict[str, ClaimResult] | None = None,
         saw_stack: Callable[[StackInfo], None] = lambda info: None,
+        apart: bool = True,
     ):
         self.run = run
         self.results: dict[str, ClaimResult] = {}
         self._record = record
         self._saw_stack = saw_stack
         self._known = known or {}
-        self._stacks: dict[str, Stack | Exception] = {}
-        self._opened: list[Stack] = []
+        self._apart = apart
+        self._stacks: dict[str, Stack | Apart | Exception] = {}
+        self._opened: list[Stack | Apart] = []
         self._contexts: dict[str, Context] = {}
+        self._worlds: dict[str, Worlds] = {}
 
     def run_claim(self, claim: Claim) -> ClaimResult:
         """The claim's result; never raises for anything that a stack or a check does."""
@@ -70,17 +76,21 @@ class Runner:
         return result
 
     def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+        self._worlds.clear()
         for stack in self._opened:
             with suppress(Exception):  # what a stack does at its end costs no verdict
                 stack.close()
         self._opened.clear()
         self._stacks.clear()
 
-    def stack(self, name: str) -> Stack:
+    def stack(self, name: str) -> Stack | Apart:
         """The open stack, its info kept. Raises what its first opening raised again and again."""
         if name not in self._stacks:
             try:
-                stack = registry.open_stack(name, self.run.stack_options)
+                apart = self._apart and registry.is_foreign(name)
+                stack = Apart(name, self.run) if apart else registry.open_stack(name, self.run.stack_options)
                 self._opened.append(stack)
                 self._saw_stack(_checked_info(name, stack))
                 self._stacks[name] = stack
@@ -104,8 +114,9 @@ class Runner:
             except Exception:
                 self._known = {i: r for i, r in self._known.items() if r.layer != layer}
 
-    def _context(self, stack: Stack) -> Context:
+    def _context(self, stack: Stack | Apart) -> Context:
         if stack.name not in self._contexts:
+            self._worlds[stack.name] = Worlds(stack.name, self.run.stack_options)
             self._contexts[stack.name] = Context(
                 self.run.target,
                 _offered(stack, "planner"),
@@ -114,6 +125,8 @@ class Runner:
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
                 models=getattr(stack, "model_loader", None),
                 files=self.run.files,
+                world=self._worlds[stack.name].of,
+                moe_calls=getattr(stack, "moe_calls", None),
             )
         return self._contexts[stack.name]
 
@@ -124,8 +137,14 @@ class Runner:
             return Status.NOT_RUN, "this version of the harness has no check for it", None
         if not self.run.settings.no_gate and (blocker := schedule.blocker(claim, self.results)):
             return Status.BLOCKED, f"needs {blocker}; --no-gate runs it all the same", None
+        return self.judge(claim)
+
+    def judge(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
+        """Run its check, whatever stands in the way. Raises UsageError where a stack shows that the call is wrong."""
         try:
             stack = self.stack(self.run.stacks[claim.layer])
+            if isinstance(stack, Apart):
+                return stack.judge(claim, self.results)
             context = self._context(stack)
         except (errors.UsageError, KeyboardInterrupt):
             raise
@@ -134,7 +153,7 @@ class Runner:
         return evaluate(claim, stack, context)
 
 
-def _checked_info(name: str, stack: Stack) -> StackInfo:
+def _checked_info(name: str, stack: Stack | Apart) -> StackInfo:
     """Who is under test, told in simple types and under its own name. A stack that dies before it has told is not
     judged for it: the machine, or our way of starting it, may be at fault."""
     try:
@@ -150,7 +169,7 @@ def _checked_info(name: str, stack: Stack) -> StackInfo:
     return info
 
 
-def _offered(stack: Stack, part: str) -> Any:
+def _offered(stack: Stack | Apart, part: str) -> Any:
     """A stack's planner or loader; where it has none (a kernel library's stack), what says so when it is used."""
     if hasattr(stack, part):
         return getattr(stack, part)()
@@ -221,6 +240,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--policy", s.policy if run.policy.only_required else None),
         ("--repair", s.repair or None),
         ("--force-shard", s.force_shard),
+        ("--nightly", s.nightly),
     ]
     words = ["conformance", "gate", "--claim", claim_id]
     for name, value in options:

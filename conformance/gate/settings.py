@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     loader_run: str | None = None
     checkpoint: str | None = None
     checkpoint_bytes: bool = False
+    nightly: bool = False
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +150,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         vetted=hardware_profiles.vetted(),
         arithmetic=judged.arithmetic if backend.name == judged.backend else None,
         expert_parallel=judged.expert_parallel,
+        nightly=settings.nightly,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(

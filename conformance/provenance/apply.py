@@ -32,23 +32,31 @@ class AppliedWeights:
     def read(self, parameter: str, first: int, last: int, device: str = "cpu") -> torch.Tensor:
         import torch
 
-        info = self.info(parameter)
+        info, seen = self.info(parameter), self._maps[parameter]
         out = torch.full((last - first, info.rows, info.cols), STALE, dtype=torch.uint8, device=device)
+        if not seen.traced:
+            self._fill(out, parameter, first, 0, device)
+            return out
         for expert in range(first, last):
-            self._fill(out[expert - first], parameter, expert, device)
+            like = max(e for e in seen.covered if e <= expert)
+            self._fill(out[expert - first : expert - first + 1], parameter, like, expert - like, device)
         return out
 
-    def _fill(self, out: torch.Tensor, parameter: str, expert: int, device: str) -> None:
-        seen = self._maps[parameter]
-        like = max(e for e in seen.covered if e <= expert)
-        for box in seen.boxes:
-            if not box.experts & Span(like, like + 1):
+    def _fill(self, out: torch.Tensor, parameter: str, like: int, further: int, device: str) -> None:
+        """Fill `out` as the map has the experts from `like` on, out of sources `further` experts on."""
+        from conformance.provenance.checkpoint import blocks
+
+        for box in self._maps[parameter].boxes:
+            experts = box.experts & Span(like, like + len(out))
+            if not experts:
                 continue
-            target = out[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
-            origin = box.at(like, box.rows.start, box.cols.start)
+            target = out[experts.start - like : experts.stop - like, box.rows.start : box.rows.stop]
+            target = target[:, :, box.cols.start : box.cols.stop]
+            origin = box.at(experts.start, box.rows.start, box.cols.start)
             if origin is not None:
+                source = Span(origin.expert + further, origin.expert + further + len(experts))
                 rows, cols = Span(origin.row, origin.row + len(box.rows)), Span(origin.col, origin.col + len(box.cols))
                 rule = self._checkpoint.rule(parameter, origin.shard)
-                target.copy_(rule.block(origin.expert + expert - like, rows, cols, device))
+                target.copy_(blocks(rule, source, rows, cols, device))
             elif box.state is State.ZERO or (box.state is State.UNTOUCHED and parameter in self._zero_at_start):
                 target.zero_()

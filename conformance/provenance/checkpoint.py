@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from conformance.provenance.boxes import Span
+
 if TYPE_CHECKING:
     import torch
-
-    from conformance.provenance.boxes import Span
 
 #: E2M1 codes and E8M0 bytes that probes use by name.
 ONE = 0x2
@@ -46,9 +46,13 @@ class Seeded(msgspec.Struct, frozen=True):
     count: int = 256
 
     def block(self, expert: int, rows: Span, cols: Span, device: str) -> torch.Tensor:
+        return self.blocks(Span(expert, expert + 1), rows, cols, device)[0]
+
+    def blocks(self, experts: Span, rows: Span, cols: Span, device: str) -> torch.Tensor:
         from references import seeded
 
-        made = seeded.block(self.seed, self.tensor, expert, (rows.start, rows.stop), (cols.start, cols.stop), device)
+        e, r, c = ((span.start, span.stop) for span in (experts, rows, cols))
+        made = seeded.blocks(self.seed, self.tensor, e, r, c, device)
         return made if self.count == 256 else made % self.count + self.lowest
 
 
@@ -91,6 +95,17 @@ class Stripes(msgspec.Struct, frozen=True):
         row = torch.arange(rows.start, rows.stop, device=device)[:, None]
         mine = (row % self.period == expert % self.period) * (self.code * 0x11)
         return mine.to(torch.uint8).expand(-1, len(cols))
+
+
+def blocks(rule: Rule, experts: Span, rows: Span, cols: Span, device: str) -> torch.Tensor:
+    """That block of several experts: uint8 (experts, rows, cols). On a GPU one call costs less than one an expert."""
+    import torch
+
+    if isinstance(rule, Seeded):
+        return rule.blocks(experts, rows, cols, device)
+    if isinstance(rule, Constant | Diagonal | Column):  # alike in every expert
+        return rule.block(experts.start, rows, cols, device).expand(len(experts), -1, -1)
+    return torch.stack([rule.block(expert, rows, cols, device) for expert in range(experts.start, experts.stop)])
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

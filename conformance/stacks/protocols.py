@@ -298,6 +298,31 @@ class MoeRequest(msgspec.Struct, frozen=True):
     beta: float = 0.0
 
 
+class TensorInfo(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool = True
+
+
+class MoeCall(msgspec.Struct):
+    """One call of a kernel library as an adapter makes it, bound to the installed library's signature by name.
+
+    `tensors` and `values` by argument (`quant_scales[0]` within a list); `refused`: why it does not bind.
+    """
+
+    function: str
+    tensors: dict[str, TensorInfo] = {}
+    values: dict[str, str] = {}
+    refused: str = ""
+
+
+class MoeCalls(Protocol):
+    """A stack may offer `moe_calls`: what its adapter would call on a GPU that is not there. Nothing runs."""
+
+    def __call__(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        """Raises StackMissing where the library is not installed, NotSupported for a capability that it has not."""
+
+
 class MoeLayer(Protocol):
     """Prepared weights of one rank."""
 

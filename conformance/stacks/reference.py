@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
 
@@ -71,6 +72,11 @@ class ReferenceStack:
         from conformance.stacks.reference_moe import ReferenceMoe
 
         return ReferenceMoe(self._arithmetic)
+
+    def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        from conformance.stacks.reference_calls import calls
+
+        return calls(request, capability, tokens, slots)
 
     def close(self) -> None:
         pass

@@ -2,7 +2,7 @@
 
 Independent of `references/`: other decoders, tokens in the outer loop where that one has experts in blocks of channels,
 FP32 throughout. What cannot matter is left out: scale groups in which every token of a chunk is zero, and rows of W2
-that hold only zeros. A NaN scale is never left out.
+that hold only zeros. A NaN scale is never left out. Its tactics sum the same products in another order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from conformance.stacks.protocols import LoadedWeights, MoeCapabilities, MoeRequ
 
 _CHUNK = 128
 _GROUP = 32
+#: Tactics: into how many parts the sums of GEMM1 and of GEMM2 are split.
+_SPLITS = ((1, 1), (2, 1), (1, 2), (3, 4))
 #: Experts that checks open on a CPU: enough for every expert to have two neighbours.
 _EXPERTS = 4
 
@@ -30,6 +32,7 @@ class ReferenceMoe:
             scheme=self._scheme,
             device=self._device,
             device_words=f"{self._device}, emulated in FP32",
+            pins_tactics=True,
             experts=_EXPERTS,
             tokens=2048,
         )
@@ -48,13 +51,15 @@ class _Matrix:
         self._scales = scales if self._used is None else scales[self._used]
         self._nan = (self._scales == 255).any(0)
 
-    def times(self, x: torch.Tensor) -> torch.Tensor:
-        """x (M, n) float32 -> x W^T (M, rows)."""
+    def times(self, x: torch.Tensor, parts: int) -> torch.Tensor:
+        """x (M, n) float32 -> x W^T (M, rows), the sum over n split into so many parts."""
         grouped = x.view(x.shape[0], -1, _GROUP)
         groups = (((grouped != 0).any(-1).any(0)) | self._nan).nonzero().flatten()
         by_group = self._codes.unflatten(1, (self._scales.shape[1], _GROUP // 2))
-        part = numerics.weights(by_group[:, groups].flatten(1), self._scales[:, groups])
-        product = grouped[:, groups].flatten(1) @ part.T
+        product = grouped.new_zeros((x.shape[0], len(self._codes)))
+        for some in groups.tensor_split(parts):
+            part = numerics.weights(by_group[:, some].flatten(1), self._scales[:, some])
+            product += grouped[:, some].flatten(1) @ part.T
         if self._used is None:
             return product
         whole = product.new_zeros((x.shape[0], self.rows))
@@ -107,39 +112,43 @@ class ReferenceMoeLayer:
         out: torch.Tensor,
         tactic: int | None = None,
     ) -> None:
-        if tactic is not None:
-            raise StackRefused("the reference kernel has no tactics to pin")
+        if not 0 <= (tactic or 0) < len(_SPLITS):
+            raise StackRefused(f"tactic {tactic} was asked for; there are {len(_SPLITS)}")
         highest = int(ids.max()) if ids.numel() else -1
         if highest >= len(self._experts):
             raise StackRefused(f"expert {highest} was asked for; there are {len(self._experts)}")
         for start in range(0, x.shape[0], _CHUNK):
             part = slice(start, start + _CHUNK)
-            out[part] = self._chunk(x[part], ids[part], weights[part])[:, : out.shape[1]].to(out.dtype)
+            out[part] = self._chunk(x[part], ids[part], weights[part], _SPLITS[tactic or 0])[:, : out.shape[1]].to(
+                out.dtype
+            )
 
-    def _chunk(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _chunk(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, splits: tuple[int, int]
+    ) -> torch.Tensor:
         wide = torch.nn.functional.pad(x.float(), (0, self._hidden - x.shape[1]))
         if self._mxfp8:
             wide = numerics.to_mxfp8(wide)
         slots = wide.new_zeros((*ids.shape, self._hidden))
         for expert in sorted(set(ids.flatten().tolist()) - {-1}):
             mine = ids == expert
-            slots[mine] = self._expert(expert, wide[mine.nonzero()[:, 0]])
+            slots[mine] = self._expert(expert, wide[mine.nonzero()[:, 0]], splits)
         total = torch.zeros_like(wide)
         for slot in range(ids.shape[1]):
             total += weights[:, slot, None] * slots[:, slot]
         return total
 
-    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+    def _expert(self, expert: int, x: torch.Tensor, splits: tuple[int, int]) -> torch.Tensor:
         w13, w2 = self._experts[expert]
-        gate, up = numerics.to_bf16(w13.times(x)).chunk(2, dim=1)
+        gate, up = numerics.to_bf16(w13.times(x, splits[0])).chunk(2, dim=1)
         r = self._request
         h = numerics.to_bf16(self.activation(gate, up, r.limit, r.alpha, r.beta))
         if self._mxfp8:
             h = numerics.to_mxfp8(h)
-        return numerics.to_bf16(w2.times(h))
+        return numerics.to_bf16(w2.times(h, splits[1]))
 
     def tactics(self) -> int:
-        return 0
+        return len(_SPLITS)
 
     def close(self) -> None:
         self._experts = []

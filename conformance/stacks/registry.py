@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack, StackOptions
 
 _GROUP = "conformance.stacks"
+#: Entry points whose stacks may be opened in the harness's own process.
+_AT_HOME = ("conformance.stacks.reference:open_stack", "conformance.stacks.vllm:open_stack")
 
 
 @cache
@@ -41,6 +43,13 @@ def open_stack(name: str, options: StackOptions) -> Stack:
         raise StackMissing(f"stack {name}: {type(error).__name__}: {error}") from error
     stack: Stack = opener(options)
     return stack
+
+
+def is_foreign(name: str) -> bool:
+    """Does foreign code run wherever this stack is opened? So it does with installed plug-ins and kernel libraries;
+    our own reference has none, and vLLM lives in a worker of its own. An unknown name is not."""
+    point = _known().get(name)
+    return point is not None and getattr(point, "dist", None) is not None and point.value not in _AT_HOME
 
 
 def described() -> dict[str, str]:

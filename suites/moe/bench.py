@@ -41,9 +41,13 @@ class Bench:
     @property
     def words(self) -> str:
         """How this was measured."""
+        return self.told(self.can.ranks)
+
+    def told(self, ranks: str) -> str:
+        """The same of ranks that run in another way."""
         g, can = self.context.geometry, self.can
         return (
-            f"{self.experts} of {g.experts} experts, {can.scheme} x MXFP4 on {can.device_words}; ranks {can.ranks}; "
+            f"{self.experts} of {g.experts} experts, {can.scheme} x MXFP4 on {can.device_words}; ranks {ranks}; "
             f"weights: {self.context.maps.origin}"
         )
 
@@ -76,16 +80,19 @@ class Bench:
     def run(
         self, layer: MoeLayer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, tactic: int | None = None
     ) -> torch.Tensor:
-        """(M, H) of the output type. Each chunk's output is poisoned with NaN before its call."""
+        """(M, H) of the output type. Each chunk's output is poisoned with NaN before its call. M may be 0."""
         out = torch.full(x.shape, torch.nan, dtype=getattr(torch, self.can.output), device=self.device)
-        for start in range(0, x.shape[0], self.can.tokens):
+        for start in range(0, max(x.shape[0], 1), self.can.tokens):
             part = slice(start, start + self.can.tokens)
             layer.run(x[part], ids[part], weights[part], out[part], tactic)
         return out
 
-    def probe(self, layer: MoeLayer, x: torch.Tensor, expert: int) -> torch.Tensor:
-        """Every token through one expert with weight 1; its other slots hold the next experts with weight 0."""
-        slot = torch.arange(self.probe_slots, device=self.device, dtype=torch.int32)
+    def probe(self, layer: MoeLayer, x: torch.Tensor, expert: int, slots: int = 0) -> torch.Tensor:
+        """Every token through one expert with weight 1; its other slots hold the next experts with weight 0.
+
+        `slots`: fewer than `probe_slots`, where other probes have shown those.
+        """
+        slot = torch.arange(slots or self.probe_slots, device=self.device, dtype=torch.int32)
         ids = ((slot + expert) % self.experts).repeat(x.shape[0], 1)
         weights = (slot == 0).float().repeat(x.shape[0], 1)
         return self.run(layer, x, ids, weights)

@@ -32,8 +32,12 @@ class Exact:
         meaning: Callable[[int, int], str] = lambda token, column: "",
         slack: torch.Tensor | None = None,
     ) -> None:
-        """got (M, H) of the output type, want (M, H) FP64; `slack` is how far a right result may be off."""
-        off = (got.double() - want).abs() > slack if slack is not None else got.double() != want
+        """got (M, H) of the output type, want (M, H) in FP64, or exact in the output type; `slack` is how far a right
+        result may be off."""
+        if slack is not None:
+            off = (got.double() - want).abs() > slack
+        else:
+            off = got != want if got.dtype == want.dtype else got.double() != want
         bad = off | got.isnan()
         self.compared += bad.numel()
         count = int(bad.sum())

@@ -17,25 +17,37 @@ from suites.moe import due
 from suites.moe.bench import Bench
 
 BATCHES = (1, 8, 16, 64)
+#: Further sizes of `--nightly`: none, an odd few, one past a tile, and more than any tile.
+NIGHTLY = (0, 3, 129, 4096)
 #: Chance that a right kernel fails any one element of all that a claim compares.
 ALARM = 1e-6
 _SPREAD = 32.0  # x has a standard deviation of this over the root of the hidden size
 
 
 class Batch(NamedTuple):
-    """Tokens of all batch sizes one after the other: x (89, H), ids and weights (89, k)."""
+    """Tokens of all batch sizes one after the other: x (89, H), ids and weights (89, k); more of them by night."""
 
     x: torch.Tensor
     ids: torch.Tensor
     weights: torch.Tensor
 
+    def cut(self, span: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.x[span], self.ids[span], self.weights[span]
+
     def parts(self) -> list[tuple[int, slice]]:
-        starts = [sum(BATCHES[:n]) for n in range(len(BATCHES))]
-        return [(m, slice(start, start + m)) for m, start in zip(BATCHES, starts, strict=True)]
+        """(M, its tokens) of each batch size."""
+        sizes = BATCHES if len(self.x) == sum(BATCHES) else (*BATCHES, *NIGHTLY)
+        starts = [sum(sizes[:n]) for n in range(len(sizes))]
+        return [(m, slice(start, start + m)) for m, start in zip(sizes, starts, strict=True)]
+
+
+def sizes(batch: Batch) -> str:
+    """`1, 8, 16, 64`"""
+    return ", ".join(str(m) for m, _ in batch.parts())
 
 
 class Measured(NamedTuple):
-    """By rank: the kernel's output (89, H), run batch by batch, and the reference with its bound."""
+    """By rank: the kernel's output (tokens, H), run batch by batch, and the reference with its bound."""
 
     batch: Batch
     got: list[torch.Tensor]
@@ -50,7 +62,7 @@ def checkpoint(context: Context) -> Checkpoint:
 def batch(bench: Bench) -> Batch:
     """Routed as DeepSeek-V4 routes: sqrt(softplus), a bias that only chooses, normalised, scaled by 1.5."""
     rng = torch.Generator().manual_seed(bench.context.target.seed)
-    tokens = sum(BATCHES)
+    tokens = sum(BATCHES) + (sum(NIGHTLY) if bench.context.target.nightly else 0)
     x = torch.randn(tokens, bench.hidden, generator=rng) * (_SPREAD / bench.hidden**0.5)
     logits = torch.randn(tokens, bench.experts, generator=rng)
     bias = 0.1 * torch.randn(bench.experts, generator=rng)
@@ -62,21 +74,41 @@ def measured(context: Context) -> Measured:
     return context.once("moe.random", lambda: _measure(context))
 
 
-def _measure(context: Context) -> Measured:
-    bench, limit = Bench(context), context.geometry.swiglu_limit
+class Right(NamedTuple):
+    """By rank: the reference (tokens, H) with its bound, for `deviations` standard deviations."""
+
+    due: list[Bounded]
+    deviations: float
+
+
+def right(context: Context) -> Right:
+    return context.once("moe.random.right", lambda: _right(context))
+
+
+def _right(context: Context) -> Right:
+    bench = Bench(context)
     tokens = batch(bench)
     allowed = deviations(tokens.x.numel() * len(context.ranks), ALARM)
-    got, right = [], []
+    found = []
     for rank in context.ranks:
         own = bench.own(rank)
         experts = due.experts(checkpoint(context), context.geometry, own, bench.device)
-        right.append(bounded(*tokens, experts, len(own), bench.can.scheme, limit, allowed))
-        with bench.layer(rank, checkpoint(context), limit) as layer:
-            runs = [
-                bench.run(layer, tokens.x[span], tokens.ids[span], tokens.weights[span]) for _, span in tokens.parts()
-            ]
-        got.append(torch.cat(runs))
-    return Measured(tokens, got, right, allowed)
+        limit = context.geometry.swiglu_limit
+        found.append(bounded(*tokens, experts, len(own), bench.can.scheme, limit, allowed))
+    return Right(found, allowed)
+
+
+def run(bench: Bench, rank: int, tokens: Batch) -> torch.Tensor:
+    """What the kernel makes of each batch on one rank: (tokens, H)."""
+    with bench.layer(rank, checkpoint(bench.context), bench.context.geometry.swiglu_limit) as layer:
+        runs = [bench.run(layer, *tokens.cut(span)) for _, span in tokens.parts()]
+    return torch.cat(runs)
+
+
+def _measure(context: Context) -> Measured:
+    bench, (references, allowed) = Bench(context), right(context)
+    tokens = batch(bench)
+    return Measured(tokens, [run(bench, rank, tokens) for rank in context.ranks], references, allowed)
 
 
 def off(got: torch.Tensor, right: Bounded, allowed: float) -> torch.Tensor:
@@ -86,5 +118,10 @@ def off(got: torch.Tensor, right: Bounded, allowed: float) -> torch.Tensor:
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Relative Frobenius norm of the error."""
-    return float((got.double() - want).norm() / want.norm())
+    """Relative Frobenius norm of the error; 0 where there are no tokens."""
+    return float((got.double() - want).norm() / want.norm()) if len(want) else 0.0
+
+
+def highest(ratio: torch.Tensor) -> float:
+    """The largest of them; 0 where there are no tokens."""
+    return float(ratio.max()) if ratio.numel() else 0.0

@@ -18,7 +18,7 @@ def random(stack: Stack, context: Context) -> Evidence:
         ratio = random_batch.off(got, right, found.deviations)
         for m, span in found.batch.parts():
             part = ratio[span]
-            highest = float(part.max())
+            highest = random_batch.highest(part)
             worst = max(worst, highest)
             measured[f"rank {rank}, M={m}"] = {
                 "err/bound": round(highest, 4),
@@ -40,7 +40,7 @@ def random(stack: Stack, context: Context) -> Evidence:
     bench = Bench(context)
     return Evidence(
         ok=not findings,
-        summary=f"err/bound at most {worst:.3f} over M = 1, 8, 16, 64 on {len(found.got)} ranks"
+        summary=f"err/bound at most {worst:.3f} over M = {random_batch.sizes(found.batch)} on {len(found.got)} ranks"
         if not findings
         else f"{findings[0].where}: {findings[0].got}, {findings[0].expected} due; {findings[0].meaning}",
         expected="err/bound at most 1",

@@ -24,7 +24,7 @@ def bitwise(stack: Stack, context: Context) -> Evidence:
             for m, span in (part for part in batch.parts() if part[0] in _SIZES):
                 tokens = [part[span] for part in batch]
                 runs = [bench.run(layer, tokens[0], tokens[1], tokens[2], tactic) for _ in range(_REPEATS)]
-                changed = [~_same(runs[0], again) for again in runs[1:]]
+                changed = [~same(runs[0], again) for again in runs[1:]]
                 count = int(torch.stack(changed).any(0).sum())
                 measured[f"rank {rank}, M={m}"] = f"{count} of {runs[0].numel()} outputs change"
                 if count:
@@ -53,7 +53,7 @@ def bitwise(stack: Stack, context: Context) -> Evidence:
     )
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Bits, element by element: NaN equals itself, and the sign of a zero counts."""
     bits = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
     return a.view(bits) == b.view(bits)

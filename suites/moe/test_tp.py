@@ -32,11 +32,11 @@ def reference(stack: Stack, context: Context) -> Evidence:
     for m, span in found.batch.parts():
         ratio = random_batch.off(total, right, found.deviations)[span]
         measured[f"M={m}"] = {
-            "err/bound": round(float(ratio.max()), 4),
+            "err/bound": round(random_batch.highest(ratio), 4),
             "relative, FP32 sum": random_batch.relative(total[span], right.value[span]),
             "relative, BF16 sum": random_batch.relative(in_bf16[span], right.value[span]),
         }
-        findings += _over(f"sum of {len(found.got)} ranks, M={m}", ratio, total[span], right.value[span])
+        findings += over(f"sum of {len(found.got)} ranks, M={m}", ratio, total[span], right.value[span])
     one, one_right = _whole(context, bench, found.batch, found.deviations)
     apart = (total[_WHOLE].double() - one.double()).abs()
     room = right.bound(found.deviations)[_WHOLE] + one_right.bound(found.deviations)
@@ -44,7 +44,7 @@ def reference(stack: Stack, context: Context) -> Evidence:
         "err/bound": round(float(random_batch.off(one, one_right, found.deviations).max()), 4),
         "relative to the sum": random_batch.relative(total[_WHOLE], one.double()),
     }
-    findings += _over("sum against TP1, M=16", (apart / room).nan_to_num(nan=torch.inf), total[_WHOLE], one.double())
+    findings += over("sum against TP1, M=16", (apart / room).nan_to_num(nan=torch.inf), total[_WHOLE], one.double())
     worst = max(part["err/bound"] for part in measured.values())
     return Evidence(
         ok=not findings,
@@ -72,8 +72,8 @@ def _whole(context: Context, bench: Bench, batch: Batch, allowed: float) -> tupl
         return bench.run(layer, x, ids, weights), right
 
 
-def _over(what: str, ratio: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> list[Finding]:
-    highest = float(ratio.max())
+def over(what: str, ratio: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> list[Finding]:
+    highest = random_batch.highest(ratio)
     if highest <= 1:
         return []
     token, column = divmod(int(ratio.argmax()), ratio.shape[1])

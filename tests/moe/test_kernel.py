@@ -105,5 +105,5 @@ def test_wrong_calls_are_refused():
     layer = _layer("bf16", seeded(1))
     with pytest.raises(StackRefused, match="expert 4 was asked for; there are 4"):
         layer.run(x, torch.full_like(ids, 4), weights, x.clone())
-    with pytest.raises(StackRefused, match="no tactics"):
-        layer.run(x, ids, weights, x.clone(), tactic=0)
+    with pytest.raises(StackRefused, match="tactic 4 was asked for; there are 4"):
+        layer.run(x, ids, weights, x.clone(), tactic=4)

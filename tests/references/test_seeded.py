@@ -59,3 +59,8 @@ def test_places_differ():
 def test_bytes_are_spread_evenly():
     counts = torch.bincount(seeded.block(0, 0, 0, (0, 512), (0, 512)).flatten().int(), minlength=256)
     assert counts.min() > 850 and counts.max() < 1200, "1024 each, give or take 32"
+
+
+def test_several_experts_at_once():
+    found = seeded.blocks(5, 1, (2, 5), (3, 9), (4, 29))
+    assert torch.equal(found, torch.stack([seeded.block(5, 1, expert, (3, 9), (4, 29)) for expert in (2, 3, 4)]))

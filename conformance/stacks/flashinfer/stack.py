@@ -1,7 +1,7 @@
 """The stack object (a kernel library: it neither plans nor loads): the FlashInfer of this interpreter on the first GPU.
 
-It runs in the harness's own process, since it shares the GPU's memory with the references: a device error fails the
-claim that met it, and every claim after it.
+It shares a process, and the GPU's memory, with the references; the gate judges it in a process of its own. Without a
+GPU its calls can be bound to the installed FlashInfer, and no more.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from conformance.stacks.protocols import StackInfo
 
 if TYPE_CHECKING:
     from conformance.stacks.flashinfer.moe import FlashInferMoe
+    from conformance.stacks.protocols import MoeCall, MoeRequest
 
 
 class FlashInferStack:
     name = "flashinfer"
 
     def info(self) -> StackInfo:
-        """Raises StackMissing without FlashInfer or without a GPU."""
+        """Raises StackMissing without FlashInfer or torch."""
         import sys
 
         found = _version()
@@ -28,24 +29,35 @@ class FlashInferStack:
             import torch
         except ImportError as error:
             raise StackMissing(f"torch is not importable in {sys.executable}: {error}") from None
-        if not torch.cuda.is_available():
-            raise StackMissing("flashinfer's kernels need a CUDA GPU, and torch sees none here")
-        major, minor = torch.cuda.get_device_capability(0)
+        gpu, words = "none", "no CUDA GPU here: calls can be bound, and no kernel runs"
+        if torch.cuda.is_available():
+            gpu, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+            words = f"capability {major}.{minor}, CUDA {torch.version.cuda}"
         return StackInfo(
             name=self.name,
             subject=self.name,
             version=found,
             python=sys.executable,
-            identity={"torch": str(torch.__version__), "gpu": torch.cuda.get_device_name(0)},
+            identity={"torch": str(torch.__version__), "gpu": gpu},
             backends=["flashinfer_cutlass"],
             capabilities=["moe"],
-            notes=[f"capability {major}.{minor}, CUDA {torch.version.cuda}"],
+            notes=[words],
         )
 
     def moe(self) -> FlashInferMoe:
+        """Raises StackMissing without a GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise StackMissing("flashinfer's kernels need a CUDA GPU, and torch sees none here")
         from conformance.stacks.flashinfer.moe import FlashInferMoe
 
         return FlashInferMoe()
+
+    def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        from conformance.stacks.flashinfer.moe import calls
+
+        return calls(request, capability, tokens, slots)
 
     def close(self) -> None:
         pass

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+#: CUDA capability -> the name of the generator of its module; the major version alone where a family shares one.
+_MODULES = {(9, 0): "sm90", (10, 0): "sm100", (10, 3): "sm103", (12, 0): "sm120", (12, 1): "sm120"}
 
 
 class Tactics:
     """GEMM shapes are (n, k) in elements. Numbers 0.. walk GEMM1's valid tactics, then GEMM2's, each with the other's
     first one: so every tactic is met once, and any of them can be pinned."""
 
-    def __init__(self, n1: int, k1: int, n2: int, k2: int):
+    def __init__(
+        self, capability: tuple[int, int], scheme: Literal["bf16", "mxfp8"], n1: int, k1: int, n2: int, k2: int
+    ):
         from flashinfer.fused_moe import core
 
-        module = core.gen_cutlass_fused_moe_sm90_module().build_and_load()
-        # x, weights, output; DeepSeek FP8 no, W4 groups yes, MXFP8 no, packed no, fused finalize yes, Humming no
-        kinds = (torch.bfloat16, torch.uint8, torch.bfloat16)
-        runner = module.init(*kinds, False, True, False, False, True, False)
+        module = getattr(core, f"gen_cutlass_fused_moe_{_MODULES[capability]}_module")().build_and_load()
+        # x, weights, output; DeepSeek FP8 no, W4 groups, MXFP8, packed no, fused finalize, Humming no
+        if scheme == "bf16":
+            runner = module.init(torch.bfloat16, torch.uint8, torch.bfloat16, False, True, False, False, True, False)
+        else:
+            kinds = (torch.float8_e4m3fn, torch.int64, torch.bfloat16)
+            runner = module.init(*kinds, False, False, True, False, False, False)
         self._first = self._valid(runner, 1, n1, k1, 0, int(runner.get_gemm1_tactic_count()))
         begin = int(runner.get_gemm1_tactic_count())
         self._second = self._valid(runner, 2, n2, k2, begin, begin + int(runner.get_gemm2_tactic_count()))

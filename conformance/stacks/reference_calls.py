@@ -1,0 +1,43 @@
+"""What the reference stack would call on GPUs: FlashInfer's call written down by hand, so that checks of calls have
+something that is right to look at, and faults something to spoil."""
+
+from __future__ import annotations
+
+from conformance.errors import NotSupported
+from conformance.stacks.protocols import MoeCall, MoeRequest, TensorInfo
+
+
+def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+    if capability[0] not in (9, 10, 12):
+        raise NotSupported(f"no CUTLASS MXFP4 MoE is known for capability {capability[0]}.{capability[1]}")
+    experts = request.experts
+    gate_up, down = request.weights.info("w13_weight"), request.weights.info("w2_weight")
+    hidden = down.rows
+    call = MoeCall("cutlass_fused_moe")
+    call.tensors = {
+        "token_selected_experts": TensorInfo("int32", (tokens, slots)),
+        "token_final_scales": TensorInfo("float32", (tokens, slots)),
+        "output": TensorInfo("bfloat16", (tokens, hidden)),
+    }
+    if request.limit is not None:
+        call.tensors["swiglu_limit"] = TensorInfo("float32", (experts,))
+    call.values = {"output_dtype": "bfloat16", "tp_size": str(request.tp), "tp_rank": str(request.rank)}
+    shapes = [(experts, gate_up.rows, gate_up.cols), (experts, hidden, down.cols)]
+    scales = [(e, rows, cols // 16) for e, rows, cols in shapes]
+    if capability[0] == 9:
+        call.values["use_w4_group_scaling"] = "True"
+        call.tensors["input"] = TensorInfo("bfloat16", (tokens, hidden))
+        fc1, fc2 = (TensorInfo("uint8", shape) for shape in shapes)
+        held = [TensorInfo("uint8", shape) for shape in scales]
+    else:
+        call.values["use_mxfp8_act_scaling"] = "True"
+        call.tensors["input"] = TensorInfo("float8_e4m3fn", (tokens, hidden))
+        tiles = -(-tokens // 128) * -(-hidden // 128)
+        call.tensors["input_sf"] = TensorInfo("uint8", (tiles * 512,))
+        fc1, fc2 = (TensorInfo("int64", (e, rows, cols // 8)) for e, rows, cols in shapes)
+        ones = TensorInfo("float32", (experts,))
+        first, second = (TensorInfo("int32", (e, rows, cols // 4)) for e, rows, cols in scales)
+        held = [first, ones, second, ones]
+    call.tensors |= {"fc1_expert_weights": fc1, "fc2_expert_weights": fc2}
+    call.tensors |= {f"quant_scales[{index}]": info for index, info in enumerate(held)}
+    return [call]
