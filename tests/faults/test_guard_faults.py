@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance import catalogue
+from conformance.context import Context
 from conformance.faults import selftest
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.remembered import RememberedPlanner
@@ -34,9 +35,13 @@ def _ask(fault: str, attention: str, moe: str, capability=(12, 0), **more):
     return answer
 
 
+def _context(fault: str) -> Context:
+    planner = STACK.planner()
+    return Context(TARGET, FaultyPlanner(planner, guard=FAULTS[fault].guard) if fault else planner, STACK.loader())
+
+
 def _evidence(fault: str, claim: str):
-    context = selftest._context(STACK, STACK.planner(), TARGET, FAULTS[fault] if fault else None)
-    return catalogue.get(claim).function()(STACK, context)
+    return catalogue.get(claim).function()(STACK, _context(fault))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_drafts():
 @pytest.mark.parametrize("fault", GUARDS)
 def test_only_the_claims_that_name_it_say_so(fault):
     """Some answers are wrong for more than one claim: MegaMoE is asked with expert parallelism too."""
-    context = selftest._context(STACK, STACK.planner(), TARGET, FAULTS[fault])
+    context = _context(fault)
     plan = [c for c in catalogue.claims().values() if c.layer == "plan"]
     failed = {c.id for c in plan if evaluate(c, STACK, context)[0] == "fail"}
     named = set(FAULTS[fault].claims)
