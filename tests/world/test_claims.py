@@ -41,7 +41,8 @@ def _clean(worlds: Worlds, tp: int = 3) -> Context:
 
 
 def _planted(worlds: Worlds, fault: str) -> Context:
-    return selftest._context(STACK, _target(3), worlds, FAULTS[fault])
+    bench = selftest.Bench(STACK, STACK.planner(), _target(3), worlds, None)
+    return selftest._context(bench, FAULTS[fault])
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])
