@@ -100,6 +100,7 @@ class Target(msgspec.Struct, frozen=True):
             "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
             "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
+            "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "expert-parallel": ""
