@@ -13,7 +13,7 @@ def axes(geometry: Geometry, tp: int) -> dict[str, Axis]:
     g = geometry
     due = {"routed": (g.intermediate, plan.routed_intermediate(g.intermediate, tp))}
     if g.output_groups:
-        due["heads"] = (g.attention_heads, plan.attention_heads(g.attention_heads, tp))
+        due["heads"] = (g.attention_heads, plan.attention_heads(g.attention_heads, g.output_groups, tp))
         due["groups"] = (g.output_groups, plan.output_groups(g.output_groups, g.attention_heads, tp))
     if g.shared_experts:
         due["shared"] = (g.shared_intermediate, plan.shared_intermediate(g.shared_intermediate, tp))

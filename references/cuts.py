@@ -80,9 +80,9 @@ def axis_elements(config: dict[str, Any], tp: int, planned: str) -> tuple[int, i
     heads, groups = config["num_attention_heads"], config["o_groups"]
     intermediate = config["moe_intermediate_size"]
     if planned == "heads":
-        return heads, plan.attention_heads(heads, tp).per_rank
+        return heads, plan.attention_heads(heads, groups, tp).per_rank
     if planned == "queries":
-        return heads * config["head_dim"], plan.attention_heads(heads, tp).per_rank * config["head_dim"]
+        return heads * config["head_dim"], plan.attention_heads(heads, groups, tp).per_rank * config["head_dim"]
     if planned == "groups":
         each = config["o_lora_rank"]
         return groups * each, plan.output_groups(groups, heads, tp).per_rank * each

@@ -33,8 +33,13 @@ def _equal_shares(size: int, tp: int, alignment: int) -> Share:
     return Share(per_rank, per_rank * tp)
 
 
-def attention_heads(heads: int, tp: int) -> Share:
-    """Query heads: align_up(ceil(heads / tp), 8) a rank. 64 at TP3: 24, 72."""
+def attention_heads(heads: int, groups: int, tp: int) -> Share:
+    """Query heads: align_up(ceil(heads / tp), 8) a rank. 64 at TP3: 24, 72.
+
+    Where tp divides heads and output groups alike nothing is padded: 6 heads in 6 groups at TP2 are 3 a rank.
+    """
+    if heads % tp == 0 and groups % tp == 0:
+        return Share(heads // tp, heads)
     return _equal_shares(heads, tp, HEAD_ALIGNMENT)
 
 
@@ -44,7 +49,7 @@ def output_groups(groups: int, heads: int, tp: int) -> Share:
     Raises ValueError where a rank's heads are no whole number of groups.
     """
     heads_per_group = heads // groups
-    share = attention_heads(heads, tp)
+    share = attention_heads(heads, groups, tp)
     if share.per_rank % heads_per_group:
         raise ValueError(f"{share.per_rank} heads a rank are no whole number of groups of {heads_per_group} heads")
     return Share(share.per_rank // heads_per_group, share.padded // heads_per_group)

@@ -26,7 +26,6 @@ class Cut(NamedTuple):
 
 #: The references' own formulas, by alignment; other alignments are put together from their parts.
 _SHARES: dict[int, Callable[[int, int], Share]] = {
-    plan.HEAD_ALIGNMENT: plan.attention_heads,
     plan.ROUTED_ALIGNMENT: plan.routed_intermediate,
     plan.SHARED_ALIGNMENT: plan.shared_intermediate,
 }

@@ -95,6 +95,11 @@ _OTHER_ATTENTION = ("FLASHMLA_SPARSE_DSV4", "FLASH_ATTN", "TRITON_MLA")
 _OTHER_MOE = ("deep_gemm", "deep_gemm_mega_moe", "marlin")
 
 
+def head_step(heads: int, groups: int, tp: int) -> int:
+    """Heads are given out one by one where every rank gets whole ones anyway, else by eights."""
+    return 8 if heads % tp or groups % tp else 1
+
+
 class ReferencePlanner:
     """`vetted`: what its guard accepts where padding is needed (None: no guard). Steps, arithmetic: its kernel's."""
 
@@ -113,7 +118,7 @@ class ReferencePlanner:
         g, tp = request.geometry, request.tp
         axes = {"routed": _share(g.intermediate, tp, 32)}
         if g.output_groups:
-            heads = axes["heads"] = _share(g.attention_heads, tp, 8)
+            heads = axes["heads"] = _share(g.attention_heads, tp, head_step(g.attention_heads, g.output_groups, tp))
             heads_in_group = g.attention_heads // g.output_groups
             groups = [size / heads_in_group for size in (g.attention_heads, heads.padded, heads.per_rank)]
             if not all(n.is_integer() for n in groups):

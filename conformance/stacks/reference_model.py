@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.errors import NotSupported, StackRefused
 from conformance.stacks.model_protocol import Coded, ModelInfo, ModelRequest, Stored
+from conformance.stacks.reference import head_step
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,9 @@ class Layout:
         self.parameters: dict[str, tuple[str, list[int]]] = {}
         c = self.c
         ratios = c["compress_ratios"]
-        self.heads = share(c["num_attention_heads"], self.tp, 8)
+        self.heads = share(
+            c["num_attention_heads"], self.tp, head_step(c["num_attention_heads"], c["o_groups"], self.tp)
+        )
         if request.draft:
             for index in range(c.get("num_nextn_predict_layers", 0)):
                 self._layer(f"mtp.{index}", ratios[c["num_hidden_layers"] + index], hashed=False)
