@@ -127,6 +127,8 @@ class Runner:
                 files=self.run.files,
                 world=self._worlds[stack.name].of,
                 moe_calls=getattr(stack, "moe_calls", None),
+                preparation=getattr(stack, "preparation", None),
+                selection=getattr(stack, "selection", None),
             )
         return self._contexts[stack.name]
 
