@@ -150,7 +150,8 @@ class Context:
     `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
     from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
     `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
-    themselves. `moe_calls` tells what would be called on other GPUs.
+    themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
+    `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Context:
         moe_calls: MoeCalls | None = None,
         preparation: Callable[[], Preparation] | None = None,
         selection: Callable[[], Selection] | None = None,
+        loader_only: bool = False,
     ):
         self.target = target
         self.files = files
@@ -179,6 +181,7 @@ class Context:
         self._open_models = models
         self._open_preparation = preparation
         self._open_selection = selection
+        self._loader_only = loader_only
         self._models: dict[tuple[int, bool], ModelMaps | StackError] = {}
         self._find_world = world
         self.fault = fault
@@ -357,6 +360,8 @@ class Context:
         try:
             return self.maps
         except StackError as error:
+            if self._loader_only:
+                raise
             due = self.once("due maps", lambda: loaded.due(self.target))
             found: LoadedMaps = msgspec.structs.replace(
                 due, origin=f"the reference's right map: the loader cannot be measured ({one_line(error)[:160]})"

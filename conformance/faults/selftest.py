@@ -201,6 +201,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         moe_calls=calls,
         preparation=preparation,
         selection=selection,
+        loader_only=bool(fault and fault.moe and fault.moe.loader),
     )
 
 

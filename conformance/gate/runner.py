@@ -144,7 +144,7 @@ class Runner:
     def judge(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
         """Run its check, whatever stands in the way. Raises UsageError where a stack shows that the call is wrong."""
         try:
-            stack = self.stack(self.run.stacks[claim.layer])
+            stack = self.stack(self.run.stacks.get(claim.of) or self.run.stacks[claim.layer])
             if isinstance(stack, Apart):
                 return stack.judge(claim, self.results)
             context = self._context(stack)
