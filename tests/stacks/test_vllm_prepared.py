@@ -132,3 +132,9 @@ def test_a_layer_does_not_outlive_its_worker(stack, tmp_path: Path):
     with pytest.raises(StackCrashed, match="open the layer again"):
         made.convert(loaded(made))
     made.close()
+
+
+def test_a_model_whose_experts_it_cannot_configure_is_no_refusal(stack):
+    request = SelectionRequest(geometry.load("gpt-oss-120b"), 4, 736, CAPABILITIES)
+    with pytest.raises(NotSupported, match="without moe_intermediate_size"):
+        stack.selection().choices(request)

@@ -1,14 +1,15 @@
 """What the oracle chooses, capability by capability: left alone, and asked for each name that it knows."""
 
 from . import configs, oracle, routed
-from .problems import Refused, Unsupported
+from .problems import Refused
 
 UNASKED = "auto"
 
 
 def choices(folder, tp, share, capabilities):
     """Choice's fields, one a capability and name. Kernel packages are taken as there; the layer's configuration is
-    that of rank 0 of `tp` with `share` elements, the whole model's is TP1's (no guard stands in the way)."""
+    that of rank 0 of `tp` with `share` elements, the whole model's is TP1's (no guard stands in the way). Raises Unsupported
+    for a model whose experts are configured in another way."""
     from vllm.config import set_current_vllm_config
 
     family: dict[str, str] = {}
@@ -30,7 +31,7 @@ def _choice(config, parallel, name, experts, width, capability, family):
     answer = {"capability": list(capability), "asked": name}
     try:
         layer = routed.moe_config(config, parallel, name, experts, width=width)
-    except (Refused, Unsupported) as error:
+    except Refused as error:
         return answer | {"refused": str(error)}
     own = oracle.own_choice(layer, capability, with_packages=True)
     if "backend" in own:
