@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
-from conformance.errors import NotSupported, StackMissing
+from conformance.errors import StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.process import Worker, WorkerSpec, sources
@@ -120,13 +120,6 @@ class VllmStack:
 
     def model_loader(self) -> VllmModelLoader:
         return VllmModelLoader(self._worker)
-
-    def moe(self) -> NoReturn:
-        """Raises NotSupported: the kernels need a GPU, and are run through the library that they come from."""
-        raise NotSupported(
-            "needs a GPU: the kernels that vLLM calls are run there by --stack loader=vllm,moe=flashinfer; the worker "
-            "that holds vLLM drives none"
-        )
 
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         return preparation.calls(self._worker, request, capability, tokens, slots)

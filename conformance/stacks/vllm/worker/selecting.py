@@ -10,8 +10,7 @@ def choices(folder, tp, share, capabilities):
     """Choice's fields, one a capability and name. Kernel packages are taken as there; the layer's configuration is
     that of rank 0 of `tp` with `share` elements, the whole model's is TP1's (no guard stands in the way).
 
-    Raises Unsupported
-    for a model whose experts are configured in another way.
+    Raises Unsupported for a model whose experts are configured in another way.
     """
     from vllm.config import set_current_vllm_config
 
