@@ -317,8 +317,8 @@ class Context:
         if self._moe is None:
             if self._open_moe is None:
                 raise NotSupported(
-                    "the stack offers no MoE kernel to this harness (no `moe()`): this needs a GPU, and a stack that runs "
-                    "kernels on it, as in --stack loader=vllm,moe=flashinfer"
+                    "the stack offers no MoE kernel to this harness (no `moe()`): this needs a GPU, and a stack that "
+                    "runs kernels on it, as in --stack loader=vllm,moe=flashinfer"
                 )
             self._moe = self._open_moe()
         return self._moe
