@@ -40,6 +40,9 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needs_geometry: tuple[str, ...] = ()
     #: Options without which there is nothing to look at: `checkpoint` is `--checkpoint`.
     needs_option: tuple[str, ...] = ()
+    #: The layer whose stack is judged, if it is in scope and another than the claim's own: whoever loads weights also
+    #: converts them, whichever library's kernels run on them.
+    of: str = ""
     #: What profile, geometry and tensor-parallel size must have for the claim to apply: see Target.lacks.
     needs: tuple[str, ...] = ()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from conformance import expected
-from conformance.errors import Blocked, NotSupported, StackError, StackRefused, UnfitShape
+from conformance.errors import Blocked, NotSupported, StackError, StackRefused, UnfitShape, one_line
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import ProvenanceMap
 from conformance.stacks.protocols import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
     from conformance.stacks.model_protocol import ModelLoader
+    from conformance.stacks.prepare_protocol import Preparation
+    from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
 
@@ -85,6 +87,8 @@ class Target(msgspec.Struct, frozen=True):
     expert_parallel: bool = False
     #: More batch sizes, which take minutes on a CPU.
     nightly: bool = False
+    #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
+    layout: str = ""
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -103,11 +107,21 @@ class Target(msgspec.Struct, frozen=True):
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
+            "layout": self._keeps_layout(),
             "expert-parallel": ""
             if virtual or self.expert_parallel
             else "the profile lists no expert parallelism, and nothing needs virtual TP",
         }
         return reasons[need]
+
+    def _keeps_layout(self) -> str:
+        if self.layout == "as loaded":
+            return f"the backend {self.backend} reads weights as they are loaded"
+        if not self.layout:
+            return f"no recipe is known for the layout that the backend {self.backend} reads"
+        if self.capability is None and self.arithmetic == "bf16":
+            return "SM90's layout is made by a CUDA kernel, and no emulation of it is asked for"
+        return ""
 
     def experts_request(self, rank: int, experts: int) -> ExpertsRequest:
         return ExpertsRequest(
@@ -137,7 +151,8 @@ class Context:
     `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
     from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
     `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
-    themselves. `moe_calls` tells what would be called on other GPUs.
+    themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
+    `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     """
 
     def __init__(
@@ -153,6 +168,9 @@ class Context:
         world: Callable[[Context], Ranks] | None = None,
         fault: str = "",
         moe_calls: MoeCalls | None = None,
+        preparation: Callable[[], Preparation] | None = None,
+        selection: Callable[[], Selection] | None = None,
+        loader_only: bool = False,
     ):
         self.target = target
         self.files = files
@@ -162,6 +180,9 @@ class Context:
         self._find_maps = maps
         self._spoil = spoil
         self._open_models = models
+        self._open_preparation = preparation
+        self._open_selection = selection
+        self._loader_only = loader_only
         self._models: dict[tuple[int, bool], ModelMaps | StackError] = {}
         self._find_world = world
         self.fault = fault
@@ -296,7 +317,10 @@ class Context:
         """Raises NotSupported where the stack has no MoE kernel of its own."""
         if self._moe is None:
             if self._open_moe is None:
-                raise NotSupported("the stack offers no MoE kernel to this harness (no `moe()`)")
+                raise NotSupported(
+                    "the stack offers no MoE kernel to this harness (no `moe()`): this needs a GPU, and a stack that "
+                    "runs kernels on it, as in --stack loader=vllm,moe=flashinfer"
+                )
             self._moe = self._open_moe()
         return self._moe
 
@@ -326,6 +350,41 @@ class Context:
         """One rank's parameters as loaded from that checkpoint: what the MoE kernel is given."""
         weights: LoadedWeights = self.maps.weights(rank, checkpoint)
         return self._spoil(weights, rank) if self._spoil else weights
+
+    def given(self, rank: int, checkpoint: Checkpoint, stale: int) -> LoadedWeights:
+        """As `weights`, for a preparation that waits for no loader: where the loader cannot be measured, as the
+        reference's right map loads. `stale` stands where nothing was written."""
+        weights: LoadedWeights = self.given_maps.weights(rank, checkpoint, stale)
+        return self._spoil(weights, rank) if self._spoil else weights
+
+    @property
+    def given_maps(self) -> LoadedMaps:
+        from conformance.provenance import loaded
+
+        try:
+            return self.maps
+        except StackError as error:
+            if self._loader_only:
+                raise
+            due = self.once("due maps", lambda: loaded.due(self.target))
+            found: LoadedMaps = msgspec.structs.replace(
+                due, origin=f"the reference's right map: the loader cannot be measured ({one_line(error)[:160]})"
+            )
+            return found
+
+    @property
+    def preparation(self) -> Preparation:
+        """Raises NotSupported where the stack prepares no weights for this harness."""
+        if self._open_preparation is None:
+            raise NotSupported("the stack offers no preparation of weights to this harness (no `preparation()`)")
+        return self._open_preparation()
+
+    @property
+    def selection(self) -> Selection:
+        """Raises NotSupported where the stack has no selection of kernels to ask."""
+        if self._open_selection is None:
+            raise NotSupported("the stack offers no selection of kernels to this harness (no `selection()`)")
+        return self._open_selection()
 
     def _survey(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
         """Build a rank's layer once and measure all of its parameters, each with its own outcome."""

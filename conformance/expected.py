@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from conformance.geometry import ELEMENTS_PER_BYTE, SCALE_GROUP, Geometry
 from conformance.provenance.boxes import Box, Origin, ProvenanceMap, Span, State
 from conformance.stacks.protocols import SHARDS, Axis, ParameterInfo
@@ -53,6 +55,22 @@ def kernel_width(parameter: str, info: ParameterInfo) -> int:
     if parameter.startswith("w13"):
         return info.rows // 2
     return info.cols * (SCALE_GROUP if parameter.endswith("_scale") else ELEMENTS_PER_BYTE)
+
+
+def prepared_map(
+    geometry: Geometry, tp: int, rank: int, parameter: str, info: ParameterInfo, experts: int
+) -> ProvenanceMap:
+    """The due map of what a [up; gate] kernel is given, by the (row, byte) that it reads: `experts_map` with the halves
+    of W13 swapped. Raises ValueError as that does."""
+    loaded = experts_map(geometry, tp, rank, parameter, info, experts)
+    if not parameter.startswith("w13"):
+        return loaded
+    half = info.rows // 2
+    boxes = []
+    for box in loaded.boxes:
+        move = -half if box.rows.start >= half else half
+        boxes.append(msgspec.structs.replace(box, rows=Span(box.rows.start + move, box.rows.stop + move)))
+    return msgspec.structs.replace(loaded, boxes=sorted(boxes, key=lambda b: (b.experts, b.rows, b.cols)))
 
 
 def experts_map(

@@ -50,6 +50,8 @@ class Profile(NamedTuple):
     arithmetic: Literal["bf16", "mxfp8"] = "bf16"
     #: Is expert parallelism asked for too, where nothing needs virtual TP?
     expert_parallel: bool = False
+    #: MoE backends that the stack may choose when it is not asked for one; its own `backend` always may be.
+    unasked: tuple[str, ...] = ()
 
     def required(self, policy: str, stack: str, geometry: str, tp: int) -> tuple[str, ...] | None:
         """Claim patterns of the first must-pass list that applies; None if there is none: then all are required."""
@@ -57,12 +59,16 @@ class Profile(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """Kernel roundings in elements (several where versions differ) and the attention backend it is paired with."""
+    """Kernel roundings in elements (several where versions differ) and the attention backend it is paired with.
+
+    `layout` is what its kernel reads: `as loaded`, `cutlass`, or empty where the harness knows no recipe.
+    """
 
     name: str
     intermediate: tuple[int, ...]
     hidden: tuple[int, ...]
     attention: str | None
+    layout: str = ""
 
 
 def names() -> list[str]:
@@ -92,6 +98,7 @@ def load(name: str) -> Profile:
         attention=data.pop("attention", None),
         vetted=tuple((a, m) for a, m in data.pop("vetted", ())),
         head_paddings=tuple(data.pop("head_paddings", ())),
+        unasked=tuple(data.pop("unasked", ())),
         must_pass=lists,
         **data,
     )
@@ -101,7 +108,7 @@ def load(name: str) -> Profile:
 def backends() -> dict[str, Backend]:
     data = tomllib.loads((_FOLDER / "backends.toml").read_text())
     return {
-        name: Backend(name, tuple(b["intermediate"]), tuple(b["hidden"]), b.get("attention"))
+        name: Backend(name, tuple(b["intermediate"]), tuple(b["hidden"]), b.get("attention"), b.get("layout", ""))
         for name, b in data.items()
     }
 

@@ -153,3 +153,16 @@ def _noisy(
         variance = variance + slope.square() * (_rounding(value) + size.square() * (FP32**2 * terms))
         worst = worst + slope.abs() * (ulp(value) / 2 + size * (FP32 * terms**1.5))
     return h, variance, worst
+
+
+def unordered(right: Bounded, slots: torch.Tensor, weights: torch.Tensor) -> Bounded:
+    """The same for slots that BF16 atomics add up in any order (`references/finalize.py`, fused), not FP32 in order.
+
+    slots (M, k, H): each slot's GEMM2 result (`moe_staged.staged_slots`). Each addition but the first rounds a partial
+    sum that is no larger than all terms together; what BF16 rounds a term to takes the place of the last rounding.
+    """
+    largest = (weights[:, :, None].double() * slots).abs().sum(1) + right.ceiling
+    times = slots.shape[1] - 1
+    return right._replace(
+        variance=right.variance + times * _rounding(largest), ceiling=right.ceiling + times * ulp(largest) / 2
+    )

@@ -3,8 +3,11 @@
 `bf16`: SM90, BF16 x MXFP4. gate and up are stored as BF16, so is the activation; accumulation in FP32.
 `mxfp8`: SM100 and SM120, MXFP8 x MXFP4. x is quantised to MXFP8, GEMM1 stored as BF16, the activation rounded to BF16
 and quantised to MXFP8 again. Source: FlashInfer 0.7.2's CUTLASS MoE, read and (SM90) measured.
-Both store each slot's GEMM2 result as BF16, sum slots in FP32 and round once to BF16.
+Both store each slot's GEMM2 result as BF16, sum slots in FP32, in slot order, and round once to BF16; what FINALIZE
+makes of them instead is in `references/finalize.py`.
 
+Requantisation takes amax * (an approximate reciprocal of 448): where amax is 1.75 * 2^n a kernel may choose the next
+scale. Here it is exactly 1 / 448 in FP32, as at the input, where the kernels multiply by that constant themselves.
 Accumulation is in FP64 here: an FP32 sum differs from it by far less than any rounding that follows.
 """
 
@@ -14,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from references import mxfp8
+from references import finalize, mxfp8
 from references.moe import Experts, blocks, decoded, routed
 from references.swiglu import swiglu
 
@@ -52,12 +55,28 @@ def moe_staged(
     block: int = 512,
 ) -> torch.Tensor:
     """As `references.moe.moe`; the result holds BF16 values in FP64. `block` is a multiple of 32."""
-    y = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    slots = staged_slots(x, ids, experts, channels, scheme, limit, alpha, beta, block)
+    return finalize.unfused(slots, weights)
+
+
+def staged_slots(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    experts: Experts,
+    channels: int,
+    scheme: Scheme,
+    limit: float | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    block: int = 512,
+) -> torch.Tensor:
+    """Each slot's GEMM2 result as stored: (M, k, H) BF16 values in FP64; zero for nobody's slots."""
+    found = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64, device=x.device)
     for expert, tokens, slots in routed(ids):
         inputs = staged_input(x[tokens].double(), scheme)
         z = torch.zeros_like(inputs)
         for start, stop in blocks(channels, block):
             w = decoded(experts(expert, start, stop), torch.float64)
             z += staged_activation(inputs @ w.w1.T, inputs @ w.w3.T, scheme, limit, alpha, beta) @ w.w2.T
-        y.index_add_(0, tokens, bf16(z) * weights[tokens, slots, None].double())
-    return bf16(y)
+        found[tokens, slots] = bf16(z)
+    return found

@@ -1,7 +1,10 @@
 """MXFP8: E4M3 elements with one E8M0 scale per 32, as FlashInfer's and vLLM's activation quantisers make them.
 
-The scale is amax / 448 rounded *up* to a power of two, so that nothing saturates; elements round to nearest even.
-Source: FlashInfer 0.7.2, `mxfp8_quantize` (equal to this rule on its host path, 37 x 4096 values, 0 differences).
+The scale is amax * FP32(1 / 448) rounded *up* to a power of two; elements round to nearest even, saturating at 448
+(which only a scale of 2^127 can make them do). A scale byte of 0 (amax * 1 / 448 up to 2^-127) makes zeros.
+Source: FlashInfer 0.7.2, `mxfp8_quantize`: equal to its host code bit for bit, 37 x 4096 values from 2^-40 to 2^40,
+tests/references/test_host_quantisers.py. Known differences: vLLM's torch quantiser keeps values under a scale byte of
+0, and where amax is a few units above 448 * 2^n its FP32 logarithm takes 2^n for the scale, so that amax saturates.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def quantize(x: torch.Tensor, scales: torch.Tensor | None = None) -> Mxfp8:
         scales = scale_above(amax * torch.tensor(1 / LARGEST, dtype=torch.float32))
     inverse = torch.exp2(127 - scales.double()).unsqueeze(-1)
     scaled = (groups.double() * inverse).clamp(-LARGEST, LARGEST)
-    scaled = torch.where((scales == 0).unsqueeze(-1) & ~scaled.isnan(), 0.0, scaled)
+    zero = torch.copysign(torch.zeros_like(scaled), scaled)
+    scaled = torch.where((scales == 0).unsqueeze(-1) & ~scaled.isnan(), zero, scaled)
     return Mxfp8(scaled.float().to(torch.float8_e4m3fn).flatten(-2), scales)
 
 

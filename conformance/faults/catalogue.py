@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import calls, files, guard, history, loader, model, moe, narrow, plan, ranks
+from conformance.faults import calls, files, guard, history, loader, model, moe, narrow, plan, prepare, ranks
 from conformance.faults.files import FilesFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
+from conformance.faults.prepare import PrepareFault
 from conformance.faults.seams import GuardFault, LoaderFault
 from conformance.stacks.protocols import PlanOutcome
+from conformance.stacks.selection_protocol import Choice
 
 
 class Fault(NamedTuple):
@@ -29,6 +31,8 @@ class Fault(NamedTuple):
     model: ModelFault | None = None
     moe: MoeFault | None = None
     files: FilesFault | None = None
+    prepare: PrepareFault | None = None
+    selection: Callable[[Choice], Choice] | None = None
     rounded: bool = False
 
     @property
@@ -581,7 +585,8 @@ _WRITTEN = (
     Fault(
         "moe-unit-blind",
         "the kernel is fed by a loader that strides W2 bytes and scales by the padded kernel width",
-        _moe("exact.w2", "exact.w2_scale", "exact.dense", "tails.zero", "bound.random", "tp3.reference"),
+        _moe("exact.w2", "exact.w2_scale", "exact.dense", "tails.zero", "bound.random", "tp3.reference")
+        + _moe("postload.bytes", "postload.w2", "postload.w2_scale", "postload.tails"),
         "vLLM 45c1582e9",
         moe=moe.unit_blind,
         rounded=True,
@@ -589,7 +594,8 @@ _WRITTEN = (
     Fault(
         "moe-half-fix",
         "the kernel is fed by a loader that strides only the W2 bytes by the padded kernel width",
-        _moe("exact.w2", "exact.dense", "tails.zero", "bound.random", "tp3.reference"),
+        _moe("exact.w2", "exact.dense", "tails.zero", "bound.random", "tp3.reference")
+        + _moe("postload.bytes", "postload.w2", "postload.tails"),
         "vLLM 45c1582e9 with B12X scale metadata",
         moe=moe.half_fix,
         rounded=True,
@@ -623,6 +629,24 @@ _WRITTEN = (
         moe=moe.clamp_both_sides,
     ),
     Fault(
+        "moe-amax-rounded-down",
+        "MXFP8 scales are rounded down, and the largest elements saturate",
+        _moe("exact.w2", "exact.w1", "exact.dense", "bound.random", "tp3.reference"),
+        moe=moe.amax_rounded_down,
+    ),
+    Fault(
+        "moe-not-requantised",
+        "the activation meets W2 in BF16: it is not quantised again",
+        _moe("exact.dense", "swiglu.clamp", "bound.random", "tp3.reference"),
+        moe=moe.not_requantised,
+    ),
+    Fault(
+        "moe-input-not-quantised",
+        "the input meets W13 in BF16: it is not quantised",
+        _moe("bound.random", "tp3.reference"),
+        moe=moe.input_not_quantised,
+    ),
+    Fault(
         "moe-lost-scale-group",
         "one scale group of W2 is lost in one expert",
         _moe("exact.w2", "exact.w2_scale", "exact.dense", "bound.random"),
@@ -650,7 +674,7 @@ _WRITTEN = (
     Fault(
         "moe-stale-tail",
         "garbage in W13's padding, which meets zeros in W2",
-        _moe("tails.zero"),
+        _moe("tails.zero", "postload.bytes", "postload.tails"),
         "FlashInfer #2861, vLLM #38148",
         moe=moe.stale_tail,
         rounded=True,
@@ -751,6 +775,78 @@ _WRITTEN = (
         "BF16 activations are announced where MXFP8 is due, and MXFP8 where BF16 is",
         _moe("call.sm90", "call.sm100", "call.sm120"),
         moe=calls.other_scheme,
+    ),
+    Fault(
+        "postload-halves-together",
+        "gate and up are padded together: all padding behind both",
+        _moe("postload.bytes", "postload.w13", "postload.w13_scale", "postload.tails"),
+        prepare=prepare.halves_together,
+        rounded=True,
+    ),
+    Fault(
+        "postload-not-swapped",
+        "W13 stays [gate; up], weights and scales",
+        _moe("postload.bytes", "postload.w13", "postload.w13_scale"),
+        "SGLang #32430",
+        prepare=prepare.not_swapped,
+    ),
+    Fault(
+        "postload-scales-not-swapped",
+        "W13's weights become [up; gate], its scales stay [gate; up]",
+        _moe("postload.bytes", "postload.w13_scale"),
+        "SGLang #32430 (scales)",
+        prepare=prepare.scales_not_swapped,
+    ),
+    Fault(
+        "postload-scales-plain",
+        "scales are not interleaved",
+        _moe("postload.bytes", "postload.w13_scale", "postload.w2_scale"),
+        prepare=prepare.not_interleaved,
+    ),
+    Fault(
+        "postload-shuffled",
+        "W13's rows alternate between up and gate, as another kernel wants them",
+        _moe("postload.bytes", "postload.w13"),
+        prepare=prepare.shuffled,
+    ),
+    Fault(
+        "postload-tail-dirty",
+        "the last row of up's padding is left as the memory came",
+        _moe("postload.bytes", "postload.tails", "postload.bijection"),
+        "FlashInfer #2861, vLLM #38148",
+        prepare=prepare.dirty_tail,
+        rounded=True,
+    ),
+    Fault(
+        "postload-experts-mixed",
+        "every second scale tile is the neighbouring expert's",
+        _moe("postload.bytes", "postload.w13_scale", "postload.w2_scale", "postload.bijection"),
+        "vLLM #35497 (expert stride)",
+        prepare=prepare.mixed_experts,
+    ),
+    Fault(
+        "postload-tile-lost",
+        "W2's first scale tile is written twice, its last one never",
+        _moe("postload.bytes", "postload.w2_scale", "postload.bijection"),
+        prepare=prepare.lost_tile,
+    ),
+    Fault(
+        "postload-scales-flat",
+        "interleaved scales keep the interleave's flat shape",
+        _moe("postload.form"),
+        prepare=prepare.flat_scales,
+    ),
+    Fault(
+        "selection-bf16",
+        "the stack takes BF16 activations on every capability",
+        _moe("selection.asked"),
+        selection=prepare.bf16_everywhere,
+    ),
+    Fault(
+        "selection-unasked",
+        "left alone, the stack takes a kernel that no profile knows",
+        _moe("selection.unasked"),
+        selection=prepare.other_unasked,
     ),
     Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
 )

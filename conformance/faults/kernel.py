@@ -47,7 +47,8 @@ class MoeFault(NamedTuple):
 
     `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
-    activation itself (only where the layer lets it), `run` the call, `reduce` the all-reduce of rank processes.
+    activation itself, `quantise` the quantisation to MXFP8 of x or of the activation (its second argument: `input` or
+    `activation`), both only where the layer lets it, `run` the call, `reduce` the all-reduce of rank processes.
     `call` changes what the adapter says it would call elsewhere. `rank`: the only rank whose weights and calls are hit.
     """
 
@@ -60,6 +61,7 @@ class MoeFault(NamedTuple):
     reduce: ReduceFault | None = None
     call: Callable[[list[MoeCall]], None] | None = None
     rank: int | None = None
+    quantise: Callable[[torch.Tensor, str], torch.Tensor] | None = None
 
     def spoil(self, weights: LoadedWeights, rank: int) -> LoadedWeights:
         spares = not (self.weights or self.from_expert) or self.rank not in (None, rank)
@@ -111,6 +113,10 @@ class FaultyMoe:
             if not hasattr(layer, "activation"):
                 raise NotSupported("this kernel's activation cannot be replaced")
             layer.activation = self._fault.activation
+        if self._fault.quantise:
+            if not hasattr(layer, "quantise") or self.capabilities().scheme != "mxfp8":
+                raise NotSupported("this kernel's quantisation to MXFP8 cannot be replaced, or it has none")
+            layer.quantise = self._fault.quantise
         return _FaultyLayer(layer, self._fault, request)
 
 

@@ -62,6 +62,29 @@ def _clamp_both_sides(
     return gate * (alpha * gate).sigmoid() * (up + beta)
 
 
+def _mxfp8(x: torch.Tensor, up: bool) -> torch.Tensor:
+    """Groups of 32 with a power of two next to amax / 448: above it or below it."""
+    import torch
+
+    groups = x.unflatten(-1, (-1, 32))
+    power = (groups.abs().nan_to_num(0.0).amax(-1, keepdim=True).double() / 448).log2()
+    scale = torch.exp2((power.ceil() if up else power.floor()).clamp(-127, 127))
+    codes = (groups / scale).clamp(-448, 448).float().to(torch.float8_e4m3fn)
+    return (codes.double() * scale).flatten(-2).to(x.dtype)
+
+
+def _amax_rounded_down(x: torch.Tensor, stage: str) -> torch.Tensor:
+    return _mxfp8(x, up=False)
+
+
+def _not_requantised(x: torch.Tensor, stage: str) -> torch.Tensor:
+    return x if stage == "activation" else _mxfp8(x, up=True)
+
+
+def _input_not_quantised(x: torch.Tensor, stage: str) -> torch.Tensor:
+    return x if stage == "input" else _mxfp8(x, up=True)
+
+
 def _one_expert_scaled(run: Run) -> None:
     run.inner(run.x, run.ids, run.weights * (1 + 0.02 * (run.ids == _VICTIM)), run.out)
 
@@ -139,6 +162,9 @@ swapped_scales = MoeFault(weights=_swapped_gate_scales)
 clamp_missing = MoeFault(limit=lambda limit: None)
 clamp_after_silu = MoeFault(activation=_clamp_after_silu)
 clamp_both_sides = MoeFault(activation=_clamp_both_sides)
+amax_rounded_down = MoeFault(quantise=_amax_rounded_down)
+not_requantised = MoeFault(quantise=_not_requantised)
+input_not_quantised = MoeFault(quantise=_input_not_quantised)
 lost_scale_group = MoeFault(weights=_lost_scale_group)
 lost_channel = MoeFault(weights=_lost_channel)
 one_expert_scaled = MoeFault(run=_one_expert_scaled)

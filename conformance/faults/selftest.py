@@ -20,6 +20,7 @@ from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
+from conformance.faults.prepare import FaultyPreparation, FaultySelection
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate
@@ -125,6 +126,7 @@ def _target(stack_name: str, backend: str) -> Target:
         b.hidden,
         vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
         arithmetic=profile.arithmetic if emulated else None,
+        layout=b.layout,
     )
 
 
@@ -175,6 +177,13 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.model and models:
         clean_models, spoilt = models, fault.model
         models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
+    preparation, selection = getattr(stack, "preparation", None), getattr(stack, "selection", None)
+    if fault and fault.prepare and preparation:
+        right, wrong = preparation, fault.prepare
+        preparation = lambda: FaultyPreparation(right(), wrong)  # noqa: E731
+    if fault and fault.selection and selection:
+        honest, changed = selection, fault.selection
+        selection = lambda: FaultySelection(honest(), changed)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
     named = fault.id if fault and fault.moe else ""
@@ -190,6 +199,9 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         world=bench.worlds.of,
         fault=named,
         moe_calls=calls,
+        preparation=preparation,
+        selection=selection,
+        loader_only=bool(fault and fault.moe and fault.moe.loader),
     )
 
 

@@ -127,6 +127,8 @@ class Runner:
                 files=self.run.files,
                 world=self._worlds[stack.name].of,
                 moe_calls=getattr(stack, "moe_calls", None),
+                preparation=getattr(stack, "preparation", None),
+                selection=getattr(stack, "selection", None),
             )
         return self._contexts[stack.name]
 
@@ -142,7 +144,7 @@ class Runner:
     def judge(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
         """Run its check, whatever stands in the way. Raises UsageError where a stack shows that the call is wrong."""
         try:
-            stack = self.stack(self.run.stacks[claim.layer])
+            stack = self.stack(self.run.stacks.get(claim.of) or self.run.stacks[claim.layer])
             if isinstance(stack, Apart):
                 return stack.judge(claim, self.results)
             context = self._context(stack)

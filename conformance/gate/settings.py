@@ -151,6 +151,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         arithmetic=judged.arithmetic if backend.name == judged.backend else None,
         expert_parallel=judged.expert_parallel,
         nightly=settings.nightly,
+        layout=backend.layout,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(

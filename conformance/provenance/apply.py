@@ -22,8 +22,14 @@ class AppliedWeights:
     A map that was traced covers some experts only; the others are taken to be loaded like the traced one before them.
     """
 
-    def __init__(self, maps: dict[str, ProvenanceMap], checkpoint: Checkpoint, zero_at_start: frozenset[str]):
-        self._maps, self._checkpoint, self._zero_at_start = maps, checkpoint, zero_at_start
+    def __init__(
+        self,
+        maps: dict[str, ProvenanceMap],
+        checkpoint: Checkpoint,
+        zero_at_start: frozenset[str],
+        stale: int = STALE,
+    ):
+        self._maps, self._checkpoint, self._zero_at_start, self._stale = maps, checkpoint, zero_at_start, stale
 
     def info(self, parameter: str) -> ParameterInfo:
         _, rows, cols = self._maps[parameter].shape
@@ -33,7 +39,7 @@ class AppliedWeights:
         import torch
 
         info, seen = self.info(parameter), self._maps[parameter]
-        out = torch.full((last - first, info.rows, info.cols), STALE, dtype=torch.uint8, device=device)
+        out = torch.full((last - first, info.rows, info.cols), self._stale, dtype=torch.uint8, device=device)
         if not seen.traced:
             self._fill(out, parameter, first, 0, device)
             return out

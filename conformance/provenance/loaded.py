@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from conformance import expected
-from conformance.provenance.apply import AppliedWeights
+from conformance.provenance.apply import STALE, AppliedWeights
 from conformance.provenance.boxes import ProvenanceMap
 from conformance.result import ClaimResult, Status
 from conformance.stacks.protocols import SHARDS, ParameterInfo
@@ -38,8 +38,10 @@ class LoadedMaps(msgspec.Struct, frozen=True):
     def ranks(self) -> int:
         return len(self.maps["w2_weight"])
 
-    def weights(self, rank: int, checkpoint: Checkpoint) -> AppliedWeights:
-        return AppliedWeights({name: maps[rank] for name, maps in self.maps.items()}, checkpoint, self.zero_at_start)
+    def weights(self, rank: int, checkpoint: Checkpoint, stale: int = STALE) -> AppliedWeights:
+        """`stale` stands where nothing was written."""
+        maps = {name: ranks[rank] for name, ranks in self.maps.items()}
+        return AppliedWeights(maps, checkpoint, self.zero_at_start, stale)
 
 
 def due(target: Target, tp: int | None = None) -> LoadedMaps:

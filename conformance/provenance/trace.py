@@ -67,9 +67,9 @@ def trace(
     for e, expert in enumerate(experts):
         byte = positions.decode([seen[e] for seen in of_bytes], slab)
         tensor = positions.decode([seen[e] for seen in of_tensors], len(tensors))
-        place = _combined(byte, tensor, slab)
+        place = combined(byte, tensor, slab)
         place[(place == positions.UNTOUCHED) & (again[e] != _OTHER_PREFILL)] = positions.UNKNOWN
-        found += _boxes(place, expert, shards, experts, rows, cols)
+        found += boxes_of(place, expert, shards, experts, rows, cols)
     info = layer.info.parameters[parameter]
     shape_loaded = (max(experts) + 1, info.rows, info.cols)
     return ProvenanceMap(parameter, rank, shape_loaded, merge_experts(found), method="digit passes", traced=experts)
@@ -79,13 +79,13 @@ def _fill(source: torch.Tensor, values: list[int], number: int) -> None:
     source.fill_(values[number])
 
 
-def _combined(byte: torch.Tensor, tensor: torch.Tensor, slab: int) -> torch.Tensor:
+def combined(byte: torch.Tensor, tensor: torch.Tensor, slab: int) -> torch.Tensor:
     """Positions over all tensors; where the two kinds of pass disagree on what a byte is, it is UNKNOWN."""
     same = torch.where(byte == tensor, byte, positions.UNKNOWN)
     return torch.where((byte >= 0) & (tensor >= 0), tensor * slab + byte, same)
 
 
-def _boxes(
+def boxes_of(
     place: torch.Tensor, expert: int, shards: tuple[str, ...], experts: list[int], rows: int, cols: int
 ) -> list[Box]:
     """Maximal boxes of one expert's positions (destination rows, cols). Behind the first MOST_BOXES of them the rest is

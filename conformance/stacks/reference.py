@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
+    from conformance.stacks.reference_prepare import ReferencePreparation
+    from conformance.stacks.reference_selection import ReferenceSelection
 
 
 def open_stack(options: StackOptions) -> ReferenceStack:
@@ -77,6 +79,17 @@ class ReferenceStack:
         from conformance.stacks.reference_calls import calls
 
         return calls(request, capability, tokens, slots)
+
+    def preparation(self) -> ReferencePreparation:
+        from conformance.stacks.reference_prepare import ReferencePreparation
+
+        steps = self._emulate.get("intermediate", 32), self._emulate.get("hidden", 32)
+        return ReferencePreparation(self._arithmetic, steps)
+
+    def selection(self) -> ReferenceSelection:
+        from conformance.stacks.reference_selection import ReferenceSelection
+
+        return ReferenceSelection()
 
     def close(self) -> None:
         pass

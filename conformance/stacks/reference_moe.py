@@ -80,12 +80,18 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: flo
     return gate / (1 + torch.exp(-alpha * gate)) * (up + beta)
 
 
+def quantised(x: torch.Tensor, stage: str) -> torch.Tensor:
+    """`stage`: `input` or `activation`, alike here."""
+    return numerics.to_mxfp8(x)
+
+
 class ReferenceMoeLayer:
-    """One rank. `out` is what it adds: the caller sums ranks. `activation` may be replaced by a planted fault."""
+    """One rank. `out` is what it adds: the caller sums ranks. A fault may replace `activation` and `quantise`."""
 
     def __init__(self, request: MoeRequest, scheme: str, device: str):
         self._request, self._mxfp8 = request, scheme == "mxfp8"
         self.activation = swiglu
+        self.quantise = quantised
         self._weights: LoadedWeights = request.weights
         self._device = device
         w13, w2 = request.weights.info("w13_weight"), request.weights.info("w2_weight")
@@ -128,7 +134,7 @@ class ReferenceMoeLayer:
     ) -> torch.Tensor:
         wide = torch.nn.functional.pad(x.float(), (0, self._hidden - x.shape[1]))
         if self._mxfp8:
-            wide = numerics.to_mxfp8(wide)
+            wide = self.quantise(wide, "input")
         slots = wide.new_zeros((*ids.shape, self._hidden))
         for expert in sorted(set(ids.flatten().tolist()) - {-1}):
             mine = ids == expert
@@ -144,7 +150,7 @@ class ReferenceMoeLayer:
         r = self._request
         h = numerics.to_bf16(self.activation(gate, up, r.limit, r.alpha, r.beta))
         if self._mxfp8:
-            h = numerics.to_mxfp8(h)
+            h = self.quantise(h, "activation")
         return numerics.to_bf16(w2.times(h, splits[1]))
 
     def tactics(self) -> int:

@@ -12,7 +12,9 @@ import torch
 from conformance.context import Context
 from conformance.provenance.checkpoint import Checkpoint, seeded
 from references import routing
-from references.bound import Bounded, bounded, deviations
+from references.bound import Bounded, bounded, deviations, unordered
+from references.moe import Experts
+from references.moe_staged import staged_slots
 from suites.moe import due
 from suites.moe.bench import Bench
 
@@ -94,8 +96,26 @@ def _right(context: Context) -> Right:
         own = bench.own(rank)
         experts = due.experts(checkpoint(context), context.geometry, own, bench.device)
         limit = context.geometry.swiglu_limit
-        found.append(bounded(*tokens, experts, len(own), bench.can.scheme, limit, allowed))
+        found.append(reference(bench, *tokens, experts, len(own), limit, allowed))
     return Right(found, allowed)
+
+
+def reference(
+    bench: Bench,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: Experts,
+    channels: int,
+    limit: float | None,
+    allowed: float,
+) -> Bounded:
+    """One rank's due result with its bound, in the kernel's declared scheme and slot sum."""
+    scheme = bench.can.scheme
+    one = bounded(x, ids, weights, experts, channels, scheme, limit, allowed)
+    if bench.can.slot_sum == "bfloat16":
+        return unordered(one, staged_slots(x, ids, experts, channels, scheme, limit), weights)
+    return one
 
 
 def run(bench: Bench, rank: int, tokens: Batch) -> torch.Tensor:

@@ -9,8 +9,9 @@ from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Column, Con
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
+from references import finalize
 from references.moe import decoded
-from references.moe_staged import bf16, moe_staged
+from references.moe_staged import bf16, moe_staged, staged_slots
 from suites.moe import due
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
@@ -72,8 +73,10 @@ def slots(stack: Stack, context: Context) -> Evidence:
     for rank in context.ranks:
         own = bench.own(rank)
         experts = due.experts(checkpoint, context.geometry, own, bench.device)
-        want = moe_staged(x, ids, weights, experts, len(own), bench.can.scheme, limit)
-        slack = want.abs() * 2.0**-8 * bench.slots if bench.can.slot_sum == "bfloat16" else None
+        stored = staged_slots(x, ids, experts, len(own), bench.can.scheme, limit)
+        want, slack = finalize.unfused(stored, weights), None
+        if bench.can.slot_sum == "bfloat16":
+            want, slack = finalize.fused(stored, weights)
         with bench.layer(rank, checkpoint, limit) as layer:
             got = bench.run(layer, x, ids, weights)
         exact.compare(

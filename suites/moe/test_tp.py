@@ -10,7 +10,7 @@ from conformance.context import Context
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from references.bound import Bounded, bounded
+from references.bound import Bounded
 from suites.moe import due, random_batch
 from suites.moe.bench import Bench
 from suites.moe.random_batch import Batch
@@ -67,7 +67,7 @@ def _whole(context: Context, bench: Bench, batch: Batch, allowed: float) -> tupl
     limit, own = context.geometry.swiglu_limit, bench.own(0, tp=1)
     checkpoint = random_batch.checkpoint(context)
     experts = due.experts(checkpoint, context.geometry, own, bench.device)
-    right = bounded(x, ids, weights, experts, len(own), bench.can.scheme, limit, allowed)
+    right = random_batch.reference(bench, x, ids, weights, experts, len(own), limit, allowed)
     with bench.layer(0, checkpoint, limit, whole=True) as layer:
         return bench.run(layer, x, ids, weights), right
 

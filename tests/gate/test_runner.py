@@ -236,3 +236,22 @@ def test_known_results_are_taken_as_they_are(monkeypatch):
 def test_the_line_that_repeats_a_claim(monkeypatch, settings, due):
     install(monkeypatch, [claim("plan.a"), claim("loader.a"), claim("moe.tp3.reference")])
     assert repeat_command(resolved(**settings), "loader.a") == f"conformance gate --claim loader.a {due}"
+
+
+def test_a_claim_may_be_about_another_layers_stack(monkeypatch):
+    """Whoever loads converts: its stack is judged where its layer is in scope, the claim's own otherwise."""
+    asked = []
+
+    def act(stack, context):
+        asked.append(stack.name)
+        return Evidence(ok=True, summary="right")
+
+    monkeypatch.setattr(fakes, "acts", act, raising=False)
+    one = msgspec.structs.replace(claim("moe.a", check="acts"), of="loader")
+    stacks = {"fake": FakeStack(), "other": FakeStack("other"), "reference": None}
+    install(monkeypatch, [one, claim("loader.a"), claim("plan.a")], stacks=stacks)
+    for layers in ("loader,moe", "moe"):
+        run = resolved(stack="fake,loader=other", layers=layers)
+        found = Runner(run, lambda result: None).run_claim(one)
+        assert found.status is Status.PASS
+    assert asked == ["other", "fake"]

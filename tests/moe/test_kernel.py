@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 
+import msgspec
 import pytest
 import torch
 
-from conformance import geometry
+from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.errors import StackRefused
+from conformance.faults import moe as faults
+from conformance.faults.kernel import FaultyMoe
 from conformance.provenance import loaded
 from conformance.provenance.checkpoint import Checkpoint, Constant, seeded
-from conformance.stacks import reference_moe, reference_numerics
+from conformance.stacks import reference_moe, reference_numerics, reference_prepare, reference_selection
 from conformance.stacks.protocols import MoeRequest
 from conformance.stacks.reference_moe import ReferenceMoe
 from references import mxfp4, mxfp8
@@ -25,7 +28,7 @@ TINY = geometry.load("deepseek-v4-tiny")
 TARGET = Target(TINY, 3, "flashinfer_cutlass", None, None, (128,), (128,))
 
 
-@pytest.mark.parametrize("module", [reference_moe, reference_numerics])
+@pytest.mark.parametrize("module", [reference_moe, reference_numerics, reference_prepare, reference_selection])
 def test_it_shares_nothing_with_the_references(module):
     tree = ast.parse(inspect.getsource(module))
     names = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
@@ -107,3 +110,18 @@ def test_wrong_calls_are_refused():
         layer.run(x, torch.full_like(ids, 4), weights, x.clone())
     with pytest.raises(StackRefused, match="tactic 4 was asked for; there are 4"):
         layer.run(x, ids, weights, x.clone(), tactic=4)
+
+
+class _AtomicSums(FaultyMoe):
+    """Slots added up in BF16, as FlashInfer's fused finalize does, and declared so."""
+
+    def capabilities(self):
+        return msgspec.structs.replace(super().capabilities(), slot_sum="bfloat16")
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "mxfp8"])
+def test_a_kernel_that_declares_bf16_sums_is_judged_by_them(scheme):
+    context = Context(TARGET, None, None, lambda: _AtomicSums(ReferenceMoe(scheme), faults.bf16_sum))
+    for claim in ("moe.bound.random", "moe.tp3.reference", "moe.exact.sum"):
+        evidence = catalogue.get(claim).function()(None, context)
+        assert evidence.ok, (claim, evidence.summary)

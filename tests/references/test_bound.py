@@ -12,9 +12,10 @@ from conformance.provenance.boxes import Span
 from conformance.provenance.checkpoint import Checkpoint, seeded
 from conformance.stacks.protocols import ParameterInfo
 from conformance.stacks.reference_moe import ReferenceMoeLayer
-from references.bound import Bounded, bounded, deviations, ulp
+from references.bound import Bounded, bounded, deviations, ulp, unordered
 from references.flips import mirrored
 from references.moe import Packed
+from references.moe_staged import staged_slots
 
 SCHEMES = ("bf16", "mxfp8")
 
@@ -157,3 +158,26 @@ def test_room_covers_what_noise_does():
         found = mirrored(moved, up, noise * 0, noise * 0, scheme, 10.0)
         assert bool(((found.value - right.value).abs() <= right.radius + 1e-12).all())
         assert float((found.value - right.value).abs().max()) > 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bf16_additions_in_any_order_are_within_their_own_bound(scheme):
+    """Six slots: an FP32 sum's bound is exceeded by them at times, the unordered one's never."""
+    hidden, channels, experts, tokens = 256, 256, 6, 16
+    over = []
+    for seed in range(6):
+        rng = torch.Generator().manual_seed(seed)
+        weights = Weights(seeded(seed), hidden, channels)
+        x = (torch.randn(tokens, hidden, generator=rng) * 32 / hidden**0.5).bfloat16()
+        ids = torch.arange(experts, dtype=torch.int32).repeat(tokens, 1)
+        share = torch.softmax(torch.randn(tokens, experts, generator=rng), -1) * 1.5
+        allowed = deviations(6 * tokens * hidden, 1e-3)
+        slots = staged_slots(x, ids, weights.packed, channels, scheme, 10.0)
+        in_order = bounded(x, ids, share, weights.packed, channels, scheme, 10.0, allowed)
+        right = unordered(in_order, slots, share)
+        total = torch.zeros(tokens, hidden).bfloat16()
+        for slot in torch.randperm(experts, generator=rng).tolist():
+            total += (slots[:, slot] * share[:, slot, None].double()).float().bfloat16()
+        assert _ratio(total, right, allowed) <= 1
+        over.append(_ratio(total, in_order, allowed))
+    assert max(over) > 0.8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from conformance.errors import StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.process import Worker, WorkerSpec, sources
-from conformance.stacks.protocols import StackInfo, StackOptions
+from conformance.stacks.protocols import MoeCall, MoeRequest, StackInfo, StackOptions
+from conformance.stacks.vllm import preparation
 from conformance.stacks.vllm.loader import VllmLoader
 from conformance.stacks.vllm.models import VllmModelLoader
 from conformance.stacks.vllm.planner import VllmPlanner
+from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 
 _WORKER = Path(__file__).with_name("worker")
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
@@ -30,6 +33,11 @@ _ENVIRONMENT = {
     "VLLM_HAS_FLASHINFER_CUBIN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+def _flashinfer_workspace() -> str:
+    """Where the user's own FlashInfer keeps what it has built: read, never written."""
+    return os.environ.get("FLASHINFER_WORKSPACE_BASE") or str(Path.home())
 
 
 class VllmWorker:
@@ -54,7 +62,7 @@ class VllmWorker:
                     modules=sources(_WORKER),
                     entry="api",
                     path=interpreter.search_path([source] if source else []),
-                    environment=_ENVIRONMENT,
+                    environment=_ENVIRONMENT | {"CONFORMANCE_FLASHINFER_WORKSPACE": _flashinfer_workspace()},
                     work_dir=o.work_dir,
                     call_timeout=o.call_timeout,
                     start_timeout=o.start_timeout,
@@ -112,6 +120,15 @@ class VllmStack:
 
     def model_loader(self) -> VllmModelLoader:
         return VllmModelLoader(self._worker)
+
+    def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        return preparation.calls(self._worker, request, capability, tokens, slots)
+
+    def preparation(self) -> VllmPreparation:
+        return VllmPreparation(self._worker)
+
+    def selection(self) -> VllmSelection:
+        return VllmSelection(self._worker)
 
     def close(self) -> None:
         self._worker.close()

@@ -53,6 +53,13 @@ def open_experts(**request):
     return experts.open_experts(**request)
 
 
+def choices(**request):
+    from . import selecting
+
+    start()
+    return selecting.choices(**request)
+
+
 def open_model(**request):
     from . import whole_model
 
@@ -65,6 +72,16 @@ def _whole_model(name):
         from . import whole_model
 
         return getattr(whole_model, name)(**arguments)
+
+    return call
+
+
+def _preparing(name):
+    def call(**arguments):
+        from . import preparing
+
+        start()
+        return getattr(preparing, name)(**arguments)
 
     return call
 
@@ -85,6 +102,11 @@ CALLS = {
     "write": sessions.write,
     "initial": sessions.initial,
     "close": sessions.close,
+    "choices": choices,
+    "open_prepared": _preparing("open_prepared"),
+    "convert": _preparing("convert"),
+    "record_call": _preparing("call"),
+    "close_prepared": _preparing("close"),
     "open_model": open_model,
     "fill_model": _whole_model("fill_model"),
     "load_model": _whole_model("load_model"),

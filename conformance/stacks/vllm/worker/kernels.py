@@ -34,3 +34,15 @@ def kernel(folder, tp, capability, moe, widths):
             answer["roundings"][width] = int(layer.intermediate_size_per_partition)
             answer["hidden"] = int(layer.hidden_size)
     return answer
+
+
+def picked(config, tp, rank, name, capability, experts, share):
+    """The name of the oracle's own choice when it is asked for `name`, kernel packages taken as there. Call it inside
+    `set_current_vllm_config(config)`. Raises Refused with the oracle's words, Unsupported where it cannot be asked."""
+    layer = routed.moe_config(config, routed.parallel_config(tp, rank), name, experts, width=share * tp)
+    own = oracle.own_choice(layer, capability, with_packages=True)
+    if "lacking" in own:
+        raise Unsupported(f"the oracle cannot be asked for {name} here: {own['lacking']}")
+    if "refused" in own:
+        raise Refused(f"asked for {name}, the oracle says {own['refused']}")
+    return own["backend"]
