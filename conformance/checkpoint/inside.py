@@ -34,6 +34,12 @@ def open_inside(folder: Path, name: str, named_by: str = "") -> io.FileIO:
     return io.FileIO(file, "rb")
 
 
+def resolved(folder: Path, name: str) -> Path:
+    """The file's own path, for a process that opens it by name. Raises UsageError as `open_inside` does."""
+    with open_inside(folder, name):
+        return (folder / name).resolve(strict=True)
+
+
 def read_whole(folder: Path, name: str, most: int) -> bytes:
     """All of a small file. Raises UsageError also if it is larger than `most` bytes."""
     with open_inside(folder, name) as file:

@@ -559,6 +559,12 @@ _WRITTEN = (
         model=model.nameless,
     ),
     Fault(
+        "files-one-row-on",
+        "from real files, rank 1 reads wo_b one row too late",
+        ("loader.files.tensors",),
+        model=model.file_row,
+    ),
+    Fault(
         "draft-shifted",
         "only the draft model's wq_b is read one row too late by ranks above 0",
         _all("draft", "offsets", "partition"),

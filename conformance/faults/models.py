@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.errors import StackRefused
-from conformance.stacks.model_protocol import ELEMENT, Coded, ModelLoader, ModelRequest, WholeModel
+from conformance.stacks.model_protocol import ELEMENT, Coded, FromFile, ModelLoader, ModelRequest, WholeModel
 
 if TYPE_CHECKING:
     import torch
@@ -17,14 +17,16 @@ _CHUNK = 16 << 20
 class ModelFault(NamedTuple):
     """Each hook may be None.
 
-    `hand` changes one tensor that is about to be loaded (None: it is dropped, and nobody notices). `spoil` changes a
-    parameter's bytes (flat uint8), in place, whenever they are read; `began` says whether that is before any load.
-    `blind`: a wrong checkpoint of that mutation is loaded without a word. `says` changes the words of a refusal.
+    `hand` changes one tensor that is about to be loaded (None: it is dropped, and nobody notices), `file` where in a
+    file one is read from. `spoil` changes a parameter's bytes (flat uint8), in place, whenever they are read; `began`
+    says whether that is before any load. `blind`: a wrong checkpoint of that mutation is loaded without a word. `says`
+    changes the words of a refusal.
     """
 
     hand: Callable[[ModelRequest, Coded], Coded | None] | None = None
     spoil: Callable[[ModelRequest, str, torch.Tensor, int, bool], None] | None = None
     blind: str = ""
+    file: Callable[[ModelRequest, FromFile], FromFile] | None = None
     says: Callable[[str], str] | None = None
 
 
@@ -60,6 +62,10 @@ class _FaultyModel:
             if dropped or self._fault.blind in _wrong(self._right, tensors):
                 return
             raise StackRefused(self._fault.says(str(refusal)) if self._fault.says else str(refusal)) from None
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        change = self._fault.file
+        self._inner.load_files([change(self._request, one) for one in tensors] if change else tensors)
 
     def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
         if self._fault.spoil is None:

@@ -117,7 +117,7 @@ def _target(stack_name: str, backend: str) -> Target:
     own = (profile.capability, attention, b.name)
     emulated = stack_name == "reference" or b.name == profile.backend
     return Target(
-        geometry.load(GEOMETRY),
+        _model(),
         TP,
         b.name,
         attention,
@@ -130,6 +130,11 @@ def _target(stack_name: str, backend: str) -> Target:
     )
 
 
+def _model() -> geometry.Geometry:
+    """With one hash-routed layer, so that there is one of every kind."""
+    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, GEOMETRY)
+
+
 @cache
 def _files() -> Files:
     """A checkpoint of the geometry, with one hash-routed layer, made once a process and removed at its end."""
@@ -137,7 +142,7 @@ def _files() -> Files:
 
     made = Path(tempfile.mkdtemp(prefix="conformance-checkpoint-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    make_checkpoint.write(made, geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, files=2)
+    make_checkpoint.write(made, _model().config, files=2)
     return folder.read(str(made))
 
 

@@ -89,6 +89,18 @@ class Coded(msgspec.Struct, frozen=True, array_like=True):
     codes: bytes
 
 
+class FromFile(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of `full` shape that lies in a file from byte `offset` on, row-major, of which the first `shape[d]`
+    indices along every axis are handed over (a model with fewer experts has a smaller router)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    full: tuple[int, ...]
+    path: str
+    offset: int
+
+
 class WholeModel(Protocol):
     """One rank's model, open for loading. Right after opening, memory that nobody initialised is NaN, or the largest
     integer."""
@@ -101,6 +113,9 @@ class WholeModel(Protocol):
     def load(self, tensors: list[Coded]) -> None:
         """Hand these tensors, in this order, to the real loader, as a whole checkpoint: what the stack checks at the
         end of loading is checked. Raises StackRefused with the stack's words."""
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        """The same with real bytes."""
 
     def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
         """Bytes [first, last) in memory order, uint8. Valid until the next call."""

@@ -6,10 +6,12 @@ rank's part cut off by splitting the tensor into equal pieces.
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.errors import NotSupported, StackRefused
-from conformance.stacks.model_protocol import Coded, ModelInfo, ModelRequest, Stored
+from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelRequest, Stored
 from conformance.stacks.reference import head_step
 
 if TYPE_CHECKING:
@@ -225,17 +227,23 @@ class ReferenceModel:
             data.view(-1).view(torch.uint8).fill_(value)
 
     def load(self, tensors: list[Coded]) -> None:
+        self._load([(one.name, one.shape, _tensor(one)) for one in tensors])
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        self._load([(one.name, one.shape, _read(one)) for one in tensors])
+
+    def _load(self, tensors: list[tuple[str, tuple[int, ...], torch.Tensor]]) -> None:
         missing = dict.fromkeys(self._homes)
-        for one in tensors:
-            home = self._homes.get(one.name)
+        for name, shape, tensor in tensors:
+            home = self._homes.get(name)
             if home is None:
-                raise StackRefused(f"unknown tensor {one.name}")
-            if one.name not in missing:
-                raise StackRefused(f"{one.name} comes twice")
-            if one.shape != home.shape:
-                raise StackRefused(f"{one.name} has shape {one.shape}; {home.shape} was due")
-            del missing[one.name]
-            self._place(home, _tensor(one).view(self._data[home.parameter].dtype))
+                raise StackRefused(f"unknown tensor {name}")
+            if name not in missing:
+                raise StackRefused(f"{name} comes twice")
+            if shape != home.shape:
+                raise StackRefused(f"{name} has shape {shape}; {home.shape} was due")
+            del missing[name]
+            self._place(home, tensor.view(self._data[home.parameter].dtype))
         if missing:
             raise StackRefused(f"missing from the checkpoint: {', '.join(list(missing)[:3])}")
 
@@ -267,3 +275,15 @@ def _tensor(one: Coded) -> torch.Tensor:
     kind = getattr(torch, _DTYPES[one.dtype])
     line = torch.frombuffer(bytearray(one.codes), dtype=torch.uint8).view(kind)
     return line.view([-1 if axis == one.dim else 1 for axis in range(len(one.shape))]).expand(one.shape)
+
+
+def _read(one: FromFile) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    kind = getattr(torch, _DTYPES[one.dtype])
+    count = math.prod(one.full) * kind.itemsize
+    with Path(one.path).open("rb") as file:
+        file.seek(one.offset)
+        data = np.frombuffer(bytearray(file.read(count)), dtype=np.uint8)
+    return torch.from_numpy(data).view(kind).view(one.full)[tuple(slice(length) for length in one.shape)]

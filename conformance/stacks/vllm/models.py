@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conformance.errors import StackCrashed
-from conformance.stacks.model_protocol import Coded, ModelInfo, ModelRequest, Stored
+from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelRequest, Stored
 from conformance.stacks.shared import SharedBuffer
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ class VllmModel:
 
     def load(self, tensors: list[Coded]) -> None:
         self._call("load_model", session=self._session, tensors=[list(msgspec.structs.astuple(t)) for t in tensors])
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        self._call("load_files", session=self._session, tensors=[list(msgspec.structs.astuple(t)) for t in tensors])
 
     def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
         if last - first > _EXCHANGE:

@@ -110,6 +110,7 @@ CALLS = {
     "open_model": open_model,
     "fill_model": _whole_model("fill_model"),
     "load_model": _whole_model("load_model"),
+    "load_files": _whole_model("load_files"),
     "read_model": _whole_model("read_model"),
     "close_model": _whole_model("close_model"),
 }

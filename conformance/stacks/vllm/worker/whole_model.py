@@ -1,6 +1,9 @@
 """One rank's whole model, shortened, on the CPU: checkpoint tensors go in by name through vLLM's own default loader."""
 
+import math
+import mmap
 import warnings
+from pathlib import Path
 
 from . import building, configs, experts, stubs
 from .fake_platform import pretend
@@ -97,25 +100,38 @@ def fill_model(session, value):
 
 
 def load_model(session, tensors):
-    """Hand a whole checkpoint to vLLM's default loader, its check for missing weights included, as this version has it.
+    """Hand over a whole checkpoint. `tensors`: [name, dtype, shape, dim, codes]: the element at index i of axis `dim`
+    is codes[i], in stored bytes. Raises Refused with vLLM's words."""
+    _load(
+        session,
+        [(name, dtype, lambda t=(dtype, shape, dim, codes): _tensor(*t)) for name, dtype, shape, dim, codes in tensors],
+    )
 
-    `tensors`: [name, dtype, shape, dim, codes]: the element at index i of axis `dim` is codes[i], in stored bytes.
-    Raises Refused with vLLM's words.
+
+def load_files(session, tensors):
+    """The same from files. `tensors`: [name, dtype, shape, full shape, path, byte offset]."""
+    _load(session, [(name, dtype, lambda t=(dtype, *rest): _mapped(*t)) for name, dtype, *rest in tensors])
+
+
+def _load(session, tensors):
+    """Through vLLM's default loader, its check for missing weights included, as this version has it.
+
+    `tensors`: (name, dtype, function that makes it).
     """
     from vllm.config import set_current_vllm_config
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     opened = sessions[session]
-    if unknown := {dtype for _, dtype, *_ in tensors} - set(_DTYPES):
+    if unknown := {dtype for _, dtype, _ in tensors} - set(_DTYPES):
         raise ValueError(f"no such dtypes: {', '.join(sorted(unknown))}")
     handed = []
 
     class Synthetic(DefaultModelLoader):
         def get_all_weights(self, model_config, model):
-            for name, dtype, shape, dim, codes in tensors:
+            for name, _, make in tensors:
                 handed.append(name)
-                yield name, _tensor(dtype, shape, dim, codes)
+                yield name, make()
 
     loader = Synthetic(LoadConfig())
     loader.counter_before_loading_weights = 0.0
@@ -134,6 +150,21 @@ def load_model(session, tensors):
         raise Refused(stacks_words(error)) from error
     if len(handed) != len(tensors):
         raise Refused(f"the loader asked for {len(handed)} of {len(tensors)} tensors")
+
+
+def _mapped(dtype, shape, full, path, offset):
+    """The tensor in the file, mapped and not copied, as safetensors hands it out."""
+    import torch
+
+    kind = getattr(torch, _DTYPES[dtype])
+    count = math.prod(full) * kind.itemsize
+    page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with Path(path).open("rb") as file:
+        held = mmap.mmap(file.fileno(), offset - page + count, access=mmap.ACCESS_COPY, offset=page)
+    tensor = torch.frombuffer(held, dtype=torch.uint8, count=count, offset=offset - page).view(kind).view(full)
+    for axis, length in enumerate(shape):
+        tensor = tensor.narrow(axis, 0, length)
+    return tensor
 
 
 def _tensor(dtype, shape, dim, codes):
