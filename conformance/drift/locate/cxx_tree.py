@@ -112,8 +112,20 @@ class CxxTree:
             arguments = [c for c in listed.named_children if c.type != "comment"] if listed is not None else []
             if arguments:
                 text = self.literal(arguments[0], known or {})
-                found.append(Emitted(text, tuple(self.words(a) for a in arguments[1:]), self.line(node)))
+                filling = tuple(self._argument(a, known or {}) for a in arguments[1:])
+                found.append(Emitted(text, filling, self.line(node)))
         return found
+
+    def _argument(self, node: Node, known: Mapping[str, bool]) -> str:
+        """An argument's text; of `condition ? a : b` the branch that lives, of a string its contents."""
+        while node.type == "parenthesized_expression" and node.named_children:
+            node = node.named_children[0]
+        if node.type == "conditional_expression" and (holds := truth(self.condition(node), known)) is not None:
+            branch = node.child_by_field_name("consequence" if holds else "alternative")
+            return self._argument(branch, known) if branch is not None else ""
+        if node.type in {"string_literal", "concatenated_string"}:
+            return self.literal(node, known)
+        return self.words(node)
 
     def literal(self, node: Node, known: Mapping[str, bool]) -> str:
         """The text of all live string literals below a node, joined."""

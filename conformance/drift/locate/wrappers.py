@@ -15,6 +15,7 @@ class Registration(NamedTuple):
     task: str
     wrapper: str
     inputs: int
+    optional: int  #: how many of them are attached under a condition
     grid: tuple[str, ...]  #: grid_dim's parts as written in the wrapper; empty where the caller gives it
     evidence: Evidence
 
@@ -27,10 +28,10 @@ def registrations(source: PythonSource) -> list[Registration]:
             if _owner(source, call) is not function or len(call.args) < 2:
                 continue
             graph = ast.unparse(call.args[0])
-            inputs = _inputs(source, function, graph, call)
+            inputs, optional = _inputs(source, function, graph, call)
             grid = _grid(source, function)
             for name, where, wrapper in _names(source, function, call.args[1]):
-                found.append(Registration(name, wrapper, inputs, grid, source.evidence(where)))
+                found.append(Registration(name, wrapper, inputs, optional, grid, source.evidence(where)))
     return sorted(set(found))
 
 
@@ -38,15 +39,21 @@ def _owner(source: PythonSource, node: ast.AST) -> ast.AST | None:
     return next((parent for parent in source.parents(node) if isinstance(parent, Function)), None)
 
 
-def _inputs(source: PythonSource, function: Function, graph: str, registered: ast.Call) -> int:
-    """Calls of GRAPH.new_input in the function, since GRAPH was last assigned before the registration."""
+def _inputs(source: PythonSource, function: Function, graph: str, registered: ast.Call) -> tuple[int, int]:
+    """Calls of GRAPH.new_input in the function since GRAPH was last assigned before the registration: how many, and
+    how many of them stand under a condition that the registration does not stand under."""
     made = [a.lineno for a in source.assignments(graph, function) if a.lineno <= registered.lineno]
     since = max(made, default=0)
-    return sum(
-        isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) == graph and since <= c.lineno
-        for c in source.calls("new_input", function)
-        if c.lineno <= registered.lineno
-    )
+    above = {id(parent) for parent in source.parents(registered)}
+    attached = [
+        call
+        for call in source.calls("new_input", function)
+        if since <= call.lineno <= registered.lineno
+        and isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == graph
+    ]
+    optional = [c for c in attached if any(isinstance(p, ast.If) and id(p) not in above for p in source.parents(c))]
+    return len(attached), len(optional)
 
 
 def _grid(source: PythonSource, function: Function) -> tuple[str, ...]:
