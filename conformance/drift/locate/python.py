@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from conformance.drift.finding import Evidence, NotFound
+from conformance.drift.locate.arithmetic import evaluate
 from conformance.drift.locate.checkout import Checkout, SourceFile
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -43,6 +44,23 @@ class PythonSource:
 
     def evidence(self, node: ast.AST) -> Evidence:
         return self.file.evidence(getattr(node, "lineno", 1), self.qualname(node))
+
+    def at(self, line: int) -> Evidence:
+        """Evidence for a line, named by the innermost function around it."""
+        around = [f for f in self.functions() if f.lineno <= line <= (f.end_lineno or f.lineno)]
+        name = self.qualname(max(around, key=lambda f: f.lineno)) if around else ""
+        return self.file.evidence(line, name)
+
+    def resolve(self, node: ast.expr, names: Mapping[str, Any], scope: ast.AST | None = None) -> Any:
+        """The value of an expression whose local names stand for what they were last assigned above it."""
+        known = dict(names)
+        for part in ast.walk(node):
+            text = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""
+            if text and text not in known:
+                above = [a for a in self.assignments(text, scope) if a.lineno < node.lineno and a.value is not None]
+                if above and above[-1].value is not None:
+                    known[text] = self.resolve(above[-1].value, known, scope)
+        return evaluate(node, known)
 
     def qualname(self, node: ast.AST) -> str:
         return self._names.get(id(node), "")

@@ -135,15 +135,15 @@ def _recorded(name: str, method: Any, recorder: Recorder, builder_file: str) -> 
     return layer
 
 
-def _caller(builder_file: str) -> list[int]:
-    """Lines of the builder's frames, innermost first."""
+def _caller(builder_file: str) -> list[tuple[str, int]]:
+    """(function, line) of the builder's frames, innermost first."""
     frame = inspect.currentframe()
-    lines = []
+    found = []
     while frame is not None:
         if frame.f_code.co_filename == builder_file:
-            lines.append(frame.f_lineno)
+            found.append((frame.f_code.co_name, frame.f_lineno))
         frame = frame.f_back
-    return lines
+    return found
 
 
 def _plain(value: Any) -> Any:
