@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.drift.finding import NotFound
+from conformance.drift.flow import Flow
 from conformance.drift.locate.checkout import Checkout
 from conformance.drift.locate.cxx import CxxSource
 from conformance.drift.locate.cxx_tree import CxxTree
@@ -163,6 +164,24 @@ class Context:
         if found is None:
             raise NotFound("anchor-absent", f"{REGISTER}: no one definition of {arm.register or 'a register function'}")
         return found
+
+    @cached_property
+    def flows(self) -> list[Flow | str]:
+        """The traces as dataflow; a line of words for each that could not be made."""
+        found: list[Flow | str] = []
+        for trace in self.probe("trace"):
+            label = f"TP{trace['ranks']}, {trace['tokens']} tokens, {trace['drafts']} drafts"
+            found.append(f"{label}: {trace['error']}" if "error" in trace else Flow(trace, self.written))
+        return found
+
+    def written(self, task: str, count: int) -> set[int]:
+        """Positions, of `count` tensors, that a task writes: its outputs, and inputs that are outputs in disguise."""
+        arm = self.tasks.arms.get(task)
+        if arm is None:
+            return {count - 1}  # our stand-in for the all-reduce, and tasks that K01 reports
+        written = set(range(arm.inputs, arm.inputs + arm.outputs))
+        codegen = self.tasks.codegen(arm) if "mla_" in task else None
+        return written | (codegen.written_inputs(arm.outputs > 0) if codegen else set())
 
     @cached_property
     def attention_arms(self) -> list[Arm]:

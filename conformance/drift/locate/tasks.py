@@ -54,12 +54,13 @@ class Codegen(NamedTuple):
         """Qualified names of the device functions called, without the leading `kernel::`."""
         return list(dict.fromkeys(_CALL.findall(self.text)))
 
-    def written_inputs(self) -> set[int]:
-        """Inputs handed over as pointers to non-const: outputs that the wrapper attached as inputs."""
+    def written_inputs(self, cast_only: bool = False) -> set[int]:
+        """Inputs handed over as pointers to non-const: outputs that the wrapper attached as inputs. A pointer handed
+        over without a cast counts too, unless `cast_only`."""
         flat = " ".join(self.text.split())
-        consts = {int(i) for i in re.findall(r"static_cast<\s*const [^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]", flat)}
-        used = {int(i) for i in re.findall(r"task_desc->input_ptrs\[(\d+)\]", flat)}
-        return used - consts
+        read = {int(i) for i in re.findall(r"static_cast<\s*const [^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]", flat)}
+        used = r"static_cast<[^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]" if cast_only else r"task_desc->input_ptrs\[(\d+)\]"
+        return {int(i) for i in re.findall(used, flat)} - read
 
 
 class Setting(NamedTuple):
