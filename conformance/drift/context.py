@@ -37,7 +37,6 @@ MULTIGPU = "python/mirage/mpk/multigpu.py"
 SCHEDULER = "include/mirage/persistent_kernel/persistent_kernel.cuh"
 TMA = "include/mirage/persistent_kernel/tma.cuh"
 KERNELS = "include/mirage/persistent_kernel/tasks"
-TASK_HEADER = f"{KERNELS}/blackwell/task_header.cuh"
 README = "demo/deepseek_v3/readme.md"
 
 
@@ -48,6 +47,7 @@ class Context:
         self.mpk = Checkout(mpk)
         self.reference = Reference(reference)
         self.probes: dict[str, Any] = {}
+        self.prefill_cache: dict[int, bool] = {}
 
     @property
     def is_mpk(self) -> bool:

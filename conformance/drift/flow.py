@@ -61,6 +61,9 @@ class Flow:
                 written = outputs(task["name"], len(task["tensors"]))
                 for position, tensor in enumerate(task["tensors"]):
                     (step.writes if position in written else step.reads).append(tensor)
+            if step.layer == "tensor_init_layer":  # fills its `input` in place; the other tensors only order it
+                step.writes = [tensor for tensor in [self.given(step, "input")] if tensor is not None]
+                step.reads = [tensor for tensor in step.reads if tensor not in step.writes]
             step.writer = {tensor: last.get(tensor, -1) for tensor in step.reads}
             last.update(dict.fromkeys(step.writes, index))
             self.steps.append(step)

@@ -43,7 +43,7 @@ class Checkout:
     def has(self, path: str) -> bool:
         try:
             return self._inside(path).is_file()
-        except NotFound:
+        except (NotFound, OSError, ValueError):
             return False
 
     def file(self, path: str) -> SourceFile:

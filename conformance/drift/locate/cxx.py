@@ -15,7 +15,7 @@ from conformance.drift.locate.arithmetic import evaluate_cxx
 from conformance.drift.locate.checkout import Checkout, SourceFile
 
 #: How these sources are compiled for the chain that is audited (Blackwell, offline serving).
-DEFINES = {"MPK_TARGET_CC": 100, "MIRAGE_GRACE_BLACKWELL": 1, "MIRAGE_BACKEND_USE_CUDA": 1, "MODE_OFFLINE": 1}
+DEFINES = {"MPK_TARGET_CC": 100, "MIRAGE_GRACE_BLACKWELL": 1, "MIRAGE_BACKEND_USE_CUDA": 1, "MODE_OFFLINE": 1, "USE_NVSHMEM": 1}
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _CONSTANT = re.compile(r"\bconstexpr\s+(?:unsigned\s+)?(?:int|size_t|unsigned|uint32_t)\s+(\w+)\s*=\s*([^;]+);")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
@@ -35,8 +35,7 @@ class CxxSource:
     def __init__(self, file: SourceFile, defines: dict[str, int] | None = None) -> None:
         self.file = file
         self.path = file.path
-        bare = _TOKEN.sub(_blank_comment, file.text)
-        self.text = resolve_conditions(bare, DEFINES if defines is None else defines)
+        self.text = resolve_conditions(without_comments(file.text), DEFINES if defines is None else defines)
 
     @classmethod
     def of(cls, checkout: Checkout, path: str) -> CxxSource:
@@ -115,6 +114,11 @@ def split_arguments(text: str) -> list[str]:
         else:
             current += char
     return [*parts, current.strip()] if current.strip() else parts
+
+
+def without_comments(text: str) -> str:
+    """The text with comments blanked, every offset kept."""
+    return _TOKEN.sub(_blank_comment, text)
 
 
 def _blank_comment(match: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, TypeVar
 
 from conformance.drift.finding import Evidence, NotFound
@@ -88,16 +89,20 @@ class PythonSource:
 
     def assignments(self, target: str, scope: ast.AST | None = None) -> list[ast.Assign | ast.AnnAssign]:
         """Assignments to `target` as written (`self._use_prefill`), in source order."""
-        found: list[ast.Assign | ast.AnnAssign] = []
-        for node in ast.walk(scope or self.tree):
+        return [node for node in self._assignments.get(target, []) if _within(node, scope)]
+
+    @cached_property
+    def _assignments(self) -> dict[str, list[ast.Assign | ast.AnnAssign]]:
+        found: dict[str, list[ast.Assign | ast.AnnAssign]] = {}
+        for node in ast.walk(self.tree):
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
                 targets = node.targets
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 targets = [node.target]
-            if any(ast.unparse(t) == target for t in targets):
-                found.append(node)  # type: ignore[arg-type]
-        return sorted(found, key=lambda n: n.lineno)
+            for text in {ast.unparse(target) for target in targets}:
+                found.setdefault(text, []).append(node)  # type: ignore[arg-type]
+        return {text: sorted(nodes, key=lambda n: n.lineno) for text, nodes in found.items()}
 
     def assigned(self, target: str, scope: ast.AST | None = None) -> ast.expr:
         """The value of the one assignment to `target`."""
@@ -107,8 +112,15 @@ class PythonSource:
 
     def calls(self, name: str, scope: ast.AST | None = None) -> list[ast.Call]:
         """Calls of a function or method of this last name, in source order."""
-        found = [n for n in ast.walk(scope or self.tree) if isinstance(n, ast.Call) and called(n) == name]
-        return sorted(found, key=lambda n: (n.lineno, n.col_offset))
+        return [call for call in self._calls.get(name, []) if _within(call, scope)]
+
+    @cached_property
+    def _calls(self) -> dict[str, list[ast.Call]]:
+        found: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                found.setdefault(called(node), []).append(node)
+        return {name: sorted(calls, key=lambda n: (n.lineno, n.col_offset)) for name, calls in found.items()}
 
     def _one(self, found: list[_T], what: str) -> _T:
         if not found:
@@ -116,6 +128,15 @@ class PythonSource:
         if len(found) > 1:
             raise NotFound("ambiguous", f"{self.path}: {what} is there {len(found)} times, once was expected")
         return found[0]
+
+
+def _within(node: ast.expr | ast.stmt, scope: ast.AST | None) -> bool:
+    """Whether a node lies in a scope, by lines and columns (a scope is a statement, a body's owner, or the file)."""
+    if scope is None or isinstance(scope, ast.Module):
+        return True
+    start = (getattr(scope, "lineno", 0), getattr(scope, "col_offset", 0))
+    end = (getattr(scope, "end_lineno", 0), getattr(scope, "end_col_offset", 0))
+    return start <= (node.lineno, node.col_offset) and (node.end_lineno or 0, node.end_col_offset or 0) <= end
 
 
 def called(call: ast.Call) -> str:

@@ -43,6 +43,11 @@ class Codegen(NamedTuple):
     def text(self) -> str:
         return "\n".join(line.filled for line in self.lines)
 
+    @property
+    def unfilled(self) -> str:
+        """The same with `$` where an argument goes."""
+        return "\n".join(line.text for line in self.lines)
+
     def highest(self, kind: str) -> int:
         """The highest index used of `input` or `output` pointers; -1 for none."""
         return max((int(i) for side, i in _POINTER.findall(self.text) if side == kind), default=-1)

@@ -10,7 +10,6 @@ from conformance.drift import geometry as g
 from conformance.drift.context import BUILDER, Context
 from conformance.drift.finding import Evidence, Finding, NotFound, Rule, judge
 from conformance.drift.flow import Flow, Step
-from conformance.drift.locate.gates import spans
 from conformance.drift.rules.coverage import decode_domain, uses_prefill
 
 #: Steps that keep a sum a sum: they may work on partial sums before these are reduced.
@@ -35,7 +34,7 @@ def _drafting(flow: Flow) -> bool:
 
 
 def _where(context: Context, steps: list[Step]) -> list[Evidence]:
-    return [context.builder.at(step.line) for step in steps]
+    return [context.builder.at(line) for line in sorted({step.line for step in steps})]
 
 
 def prefill_threshold(context: Context) -> Finding:
@@ -177,10 +176,10 @@ def partial_sums_reduced(context: Context) -> Finding:
                 if source is None:
                     differences.append(f"{_reads(flow, step)} is reduced, and is no partial sum")
                     steps.append(step)
-                for tensor in step.reads:
-                    if tensor in over_added:
-                        differences.append(f"a residual is added to {_weight(flow, over_added[tensor])} before the reduce")
-                        steps += [over_added[tensor], step]
+                early = over_added.get(flow.given(step, "input") or -1)
+                if early is not None:
+                    differences.append(f"a residual is added to {_weight(flow, early)} before the reduce")
+                    steps += [early, step]
             elif source is not None and not summing:
                 differences.append(f"the partial sum of {_weight(flow, source)} reaches {step.layer} unreduced")
                 steps += [source, step]
@@ -212,7 +211,7 @@ def _full_residual(flow: Flow, step: Step, partial: dict[int, Step]) -> int | No
 
 
 def _weight(flow: Flow, step: Step) -> str:
-    keys = [key.removesuffix(".weight") for key in flow.weight_keys(step)]
+    keys = [re.sub(r"\.weight.*", "", key) for key in flow.weight_keys(step)]
     return f"{'the draft layer' if any('mtp' in f for f in step.functions) else 'layer'} {', '.join(sorted(set(keys)))}"
 
 
@@ -370,8 +369,6 @@ def eh_columns(context: Context) -> Finding:
     return judge(f"eh_proj's columns: {order}", "; ".join(sorted(set(differences))) or order, differences,
                  _where(context, steps), reference.evidence)  # fmt: skip
 
-
-__all__ = ["RULES", "spans", "traced"]
 
 RULES = [
     Rule("B01", "prefill is built where batches can exceed decode", "wrong-output",

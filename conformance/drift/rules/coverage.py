@@ -15,6 +15,8 @@ SIZES = (1, 2, 4, 8)
 
 def uses_prefill(context: Context, tokens: int) -> bool:
     """Whether the builder builds prefill attention for this max-num-batched-tokens."""
+    if tokens in context.prefill_cache:
+        return context.prefill_cache[tokens]
     builder = context.builder
     assigned = builder.assignments("self._use_prefill")
     if not assigned:
@@ -27,7 +29,8 @@ def uses_prefill(context: Context, tokens: int) -> bool:
         values.add(bool(builder.resolve(node.value, names, scope)))
     if len(values) > 1:
         raise NotFound("ambiguous", f"{BUILDER}: self._use_prefill is assigned two ways")
-    return values.pop()
+    context.prefill_cache[tokens] = values.pop()
+    return context.prefill_cache[tokens]
 
 
 def attention_layers(context: Context, kind: str) -> list[str]:
