@@ -33,9 +33,8 @@ def drift(
     if html is not None and (html.is_dir() or not html.absolute().parent.is_dir()):
         raise UsageError(f"--html {html}: not writable: a file in a folder that exists was due")
     try:
-        from conformance.drift import audit
+        from conformance.drift import audit, terminal
         from conformance.drift import html as pages
-        from conformance.drift import terminal
     except ModuleNotFoundError as error:
         raise UsageError(f"drift needs {error.name}: install the harness's dependencies (pip install -e .)") from None
 

@@ -73,7 +73,7 @@ def audit(mpk: Path, reference: Path, execute: bool = False) -> Report:
     before = context.mpk.fingerprint()
     if execute:
         context.probes = run_probes(context)
-    outcomes = [_outcome(rule, context, execute) for rule in all_rules()]
+    outcomes = judged(context, execute)
     changed = context.mpk.fingerprint() != before
     return concluded(
         Report(
@@ -92,6 +92,11 @@ def audit(mpk: Path, reference: Path, execute: bool = False) -> Report:
     )
 
 
+def judged(context: Context, executed: bool) -> list[Outcome]:
+    """Every rule's outcome, in the order of the report."""
+    return [_outcome(rule, context, executed) for rule in all_rules()]
+
+
 def run_probes(context: Context) -> dict[str, Any]:
     """Everything that runs audited code. A probe that ends badly gives a line of words in its place."""
     from conformance.drift.scheduler import run_scheduler
@@ -108,7 +113,9 @@ def configurations() -> list[dict[str, int]]:
     """What is traced: every TP size without and with prefill and drafts, every rank of TP4, and one KV split."""
     base = {"rank": 0, "requests": 2, "sequence": 4096}
     sizes = [
-        base | {"ranks": ranks, "tokens": tokens, "drafts": drafts} for ranks in SIZES for tokens, drafts in ((8, 0), (32, 2))
+        base | {"ranks": ranks, "tokens": tokens, "drafts": drafts}
+        for ranks in SIZES
+        for tokens, drafts in ((8, 0), (32, 2))
     ]
     ranks = [base | {"ranks": 4, "rank": rank, "tokens": 32, "drafts": 2} for rank in (1, 2, 3)]
     one_split = [base | {"ranks": 2, "tokens": tokens, "drafts": 0, "sequence": 128} for tokens in (8, 32)]
@@ -148,7 +155,9 @@ def _features(context: Context) -> list[str]:
 def concluded(report: Report) -> Report:
     """The report with its verdict, headline and counts: drift outranks incomplete. With a baseline only what is new
     drifts; what was not found stays incomplete, known or not."""
-    drifting = [o for o in report.outcomes if o.status == "drift" and not o.finding.deferred and (o.new is None or o.new)]
+    drifting = [
+        o for o in report.outcomes if o.status == "drift" and not o.finding.deferred and (o.new is None or o.new)
+    ]
     missing = [o for o in report.outcomes if o.status == "not-found" and o.required]
     blind = [p for p in PILLARS.values() if all(o.status == "not-found" for o in report.outcomes if o.pillar == p)]
     deferred = [o for o in report.outcomes if o.finding.deferred]

@@ -15,7 +15,9 @@ from typing import Any
 import conformance
 
 _ROOT = Path(conformance.__file__).parent.parent
-_ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from conformance.drift.probes.run import main; main(*sys.argv[2:])"
+_ENTRY = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from conformance.drift.probes.run import main; main(*sys.argv[2:])"
+)
 #: Seconds that a probe may take (measured on two cores: weights 4, trace 20).
 LIMITS = {"weights": 60, "trace": 100}
 
@@ -51,7 +53,7 @@ def run_limited(arguments: list[str], home: Path, seconds: float, output: Path |
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    with (output.open("wb") if output else open(os.devnull, "wb")) as sink:  # noqa: PTH123
+    with output.open("wb") if output else open(os.devnull, "wb") as sink:  # noqa: PTH123
         process = subprocess.Popen(
             arguments,
             cwd=home,

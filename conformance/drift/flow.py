@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.drift.finding import Evidence
-
 
 @dataclass
 class Step:

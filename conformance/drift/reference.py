@@ -297,5 +297,7 @@ def _split_of(source: PythonSource, call: ast.Call) -> ast.Call | None:
         return call if call.args and isinstance(call.args[0], ast.List) and len(call.args[0].elts) == 2 else None
     found = [f for f in source.functions() if f.name == called(call)]
     returned = [n.value for f in found for n in ast.walk(f) if isinstance(n, ast.Return)]
-    splits = [_split_of(source, value) for value in returned if isinstance(value, ast.Call) and called(value) == "split"]
+    splits = [
+        _split_of(source, value) for value in returned if isinstance(value, ast.Call) and called(value) == "split"
+    ]
     return splits[0] if len(splits) == 1 else None

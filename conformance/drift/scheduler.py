@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tempfile
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ int main() {
     row("pages", config.paged_kv_indices_buffer, P, ",");
     row("last", config.paged_kv_last_page_len_buffer, R, ",");
     row("queue", config.page_queue, P, ",");
-    printf("\\"head\\":%d,\\"tail\\":%d,\\"more\\":%d}\\n", (int)*config.page_queue_head, (int)*config.page_queue_tail, more);
+    int const head = *config.page_queue_head, tail = *config.page_queue_tail;
+    printf("\\"head\\":%d,\\"tail\\":%d,\\"more\\":%d}\\n", head, tail, more);
     if (!more) return 0;
   }
   return 0;
@@ -90,7 +92,7 @@ def run_scheduler(context: Context) -> dict[str, Any] | str:
         counted: Counter[str] = Counter()
         for state in states:
             counted.update(violations(state, configuration))
-            q_lens |= {b - a for a, b in zip(state["qo"], state["qo"][1:], strict=False) if b > a}
+            q_lens |= {b - a for a, b in pairwise(state["qo"]) if b > a}
         if not states or states[-1]["more"]:
             counted["requests do not end"] += 1
         words = f"{configuration['slots']} requests, {configuration['tokens']} tokens"
@@ -106,7 +108,15 @@ def run_scheduler(context: Context) -> dict[str, Any] | str:
 def harness(body: Body, configuration: dict[str, Any]) -> str:
     """A C++ program around the function: its fields typed by how the function uses them, all numbers int."""
     names = sorted(set(re.findall(r"\bconfig\.(\w+)", body.body)))
-    known = {"request_ids", "step", "qo_indptr_buffer", "prompt_length", "page_queue", "page_queue_head", "page_queue_tail"}
+    known = {
+        "request_ids",
+        "step",
+        "qo_indptr_buffer",
+        "prompt_length",
+        "page_queue",
+        "page_queue_head",
+        "page_queue_tail",
+    }
     known |= {"paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer", "output_tokens"}
     absent = sorted(known - set(names))
     if absent:
@@ -151,7 +161,9 @@ def _run(compiler: str, body: Body, configuration: dict[str, Any]) -> list[dict[
             "MPK_MAX_SEQ_LENGTH": configuration["sequence"],
         }
         flags = [f"-D{name}={value}" for name, value in limits.items()]
-        made = run_limited([compiler, "-O1", "-w", *flags, "-o", str(program), str(source)], home, _COMPILE_SECONDS, log)
+        made = run_limited(
+            [compiler, "-O1", "-w", *flags, "-o", str(program), str(source)], home, _COMPILE_SECONDS, log
+        )
         if made != 0:
             said = next((line for line in log.read_text(errors="replace").splitlines() if "error" in line), "no word")
             return f"prepare_next_batch does not compile for the CPU: {said[:160]}"
@@ -169,7 +181,7 @@ def violations(state: dict[str, Any], configuration: dict[str, Any]) -> list[str
     """What one batch breaks."""
     qo, kv, page = state["qo"], state["kv"], configuration["page"]
     found = []
-    if any(a > b for a, b in zip(qo, qo[1:], strict=False)) or any(a > b for a, b in zip(kv, kv[1:], strict=False)):
+    if any(a > b for row in (qo, kv) for a, b in pairwise(row)):
         found.append("index pointers decrease")
     for slot, request in enumerate(state["request"]):
         tokens, pages = qo[slot + 1] - qo[slot], kv[slot + 1] - kv[slot]

@@ -14,7 +14,7 @@ from conformance.errors import printable
 
 _COLOUR = {"pass": "green", "drift": "red", "not-found": "yellow"}
 #: Evidence lines of one side that are shown; the JSON has all.
-_MOST_PLACES = 6
+_MOST_PLACES = 12
 
 
 def show(report: Report, to_stderr: bool = False) -> None:
@@ -42,6 +42,9 @@ def _table(pillar: str, outcomes: list[Outcome]) -> Table:
         finding = outcome.finding
         status = f"[{_COLOUR[outcome.status]}]{outcome.status}[/]" + (" (deferred)" if finding.deferred else "")
         found = f"{finding.reason}: {finding.actual}" if finding.reason else finding.actual
+        if outcome.status == "drift":  # told in full below
+            told = outcome.new or finding.differences
+            found = told[0] + (f" (and {len(told) - 1} more)" if len(told) > 1 else "")
         found += f" ({finding.note})" if finding.note and outcome.status == "pass" else ""
         table.add_row(outcome.id, status, escape(outcome.title), escape(printable(found)))
     return table

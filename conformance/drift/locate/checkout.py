@@ -90,7 +90,7 @@ def _update(whole: hashlib._Hash, path: Path) -> None:
     status = path.lstat()
     whole.update(f"{status.st_mode:o}\0".encode())
     if path.is_symlink():
-        whole.update(os.fsencode(os.readlink(path)))
+        whole.update(os.fsencode(path.readlink()))
     elif path.is_file():
         try:
             whole.update(hashlib.sha256(path.read_bytes()).digest())

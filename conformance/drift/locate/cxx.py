@@ -15,7 +15,13 @@ from conformance.drift.locate.arithmetic import evaluate_cxx
 from conformance.drift.locate.checkout import Checkout, SourceFile
 
 #: How these sources are compiled for the chain that is audited (Blackwell, offline serving).
-DEFINES = {"MPK_TARGET_CC": 100, "MIRAGE_GRACE_BLACKWELL": 1, "MIRAGE_BACKEND_USE_CUDA": 1, "MODE_OFFLINE": 1, "USE_NVSHMEM": 1}
+DEFINES = {
+    "MPK_TARGET_CC": 100,
+    "MIRAGE_GRACE_BLACKWELL": 1,
+    "MIRAGE_BACKEND_USE_CUDA": 1,
+    "MODE_OFFLINE": 1,
+    "USE_NVSHMEM": 1,
+}
 _TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _CONSTANT = re.compile(r"\bconstexpr\s+(?:unsigned\s+)?(?:int|size_t|unsigned|uint32_t)\s+(\w+)\s*=\s*([^;]+);")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}

@@ -91,7 +91,7 @@ class CxxTree:
         yield node
         if node.type in {"if_statement", "conditional_expression"}:
             holds = truth(self.condition(node), known)
-            skip = {True: "alternative", False: "consequence"}.get(holds)  # type: ignore[call-overload]
+            skip = None if holds is None else "alternative" if holds else "consequence"
             dropped = node.child_by_field_name(skip) if skip else None
             for child in node.children:
                 if dropped is None or child.id != dropped.id:

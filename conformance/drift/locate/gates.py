@@ -70,9 +70,7 @@ def _branches(source: CxxSource, body: Body) -> list[_Branch]:
     return found
 
 
-def _reachable(
-    source: CxxSource, branches: list[_Branch], at: int, tp: int
-) -> tuple[frozenset[int], list[Evidence]]:
+def _reachable(source: CxxSource, branches: list[_Branch], at: int, tp: int) -> tuple[frozenset[int], list[Evidence]]:
     """The Q_LEN with which the place `at` is reached."""
     constants = source.constants()
     allowed, evidence = ALL, []

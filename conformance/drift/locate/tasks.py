@@ -64,7 +64,9 @@ class Codegen(NamedTuple):
         over without a cast counts too, unless `cast_only`."""
         flat = " ".join(self.text.split())
         read = {int(i) for i in re.findall(r"static_cast<\s*const [^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]", flat)}
-        used = r"static_cast<[^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]" if cast_only else r"task_desc->input_ptrs\[(\d+)\]"
+        used = (
+            r"static_cast<[^>]*>\(\s*task_desc->input_ptrs\[(\d+)\]" if cast_only else r"task_desc->input_ptrs\[(\d+)\]"
+        )
         return {int(i) for i in re.findall(used, flat)} - read
 
 
@@ -94,7 +96,8 @@ class TaskTable:
                 yield from (self._arm(name, node, body) for name in names)
 
     def _arm(self, name: str, node: Node, body: Node) -> Arm:
-        register, arguments = "", ()
+        register = ""
+        arguments: tuple[str, ...] = ()
         tuple_words: list[str] = []
         for call in walk(body):
             if call.type != "call_expression":

@@ -80,7 +80,7 @@ def _names(source: PythonSource, function: Function, value: ast.expr) -> list[tu
 
 
 def _from_callers(source: PythonSource, helper: Function, name: str, position: int) -> list[tuple[str, ast.AST, str]]:
-    found = []
+    found: list[tuple[str, ast.AST, str]] = []
     for caller in source.functions():
         for call in source.calls(helper.name, caller):
             if _owner(source, call) is caller and caller is not helper:

@@ -9,7 +9,17 @@ import os
 import sys
 from typing import Any
 
-_REFUSED = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "pty.")
+_REFUSED = (
+    "socket.",
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.kill",
+    "pty.",
+)
 _PATHS = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink"}
 _PATHS |= {"os.truncate", "os.utime", "shutil.rmtree", "shutil.move", "shutil.copyfile"}
 

@@ -70,7 +70,7 @@ class ThreadblockGraph:
     """CyTBGraph and TBGraph in one: keeps the grid."""
 
     def __init__(self, first: Any, *_: Any, **__: Any) -> None:
-        self.grid = first.grid if isinstance(first, ThreadblockGraph) else tuple(first)
+        self.grid: tuple[int, ...] = first.grid if isinstance(first, ThreadblockGraph) else tuple(first)
 
     def new_input(self, *_: Any, **__: Any) -> None:
         return None

@@ -49,7 +49,7 @@ def _build(recorder: Recorder, configuration: dict[str, int]) -> None:
     ranks, drafts = configuration["ranks"], configuration["drafts"]
     cls = persistent.PersistentKernel
     _record_layers(cls, recorder, str(builder_module.__file__))
-    persistent.KNGraph = lambda *_: KernelGraph(recorder)
+    vars(persistent)["KNGraph"] = lambda *_: KernelGraph(recorder)
     pages = 64
     parameters = {
         "mode": "offline",

@@ -35,7 +35,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     root = Path(request["root"])
     demo = ast.parse((root / request["demo"]).read_text())
     names = _functions(ast.parse((root / request["convert"]).read_text()))
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign, assignment]
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
     loops = [n for n in ast.walk(demo) if isinstance(n, ast.For) and _calls(n, "absorb_kv_into_q")]
     absorbed = [_try(loop, lambda loop=loop, s=s: _absorbed(loop, names, *s)) for loop in loops for s in _SIZES]
     return {"absorbed": absorbed, "shards": _sharded(demo, names)}
@@ -98,14 +98,16 @@ def _absorbed(loop: ast.For, functions: dict[str, Any], nope: int, v: int) -> di
         for name in ("q_b_proj", "q_b_nope", "q_b_pe")
         if f"{attn}{name}.weight" in after
     }
+    found: dict[str, Any] = {"nope": nope, "v": v, "rows": rows}
     scores, output = _attention(q, kv, o, nope, v)
-    absorbed_scores, absorbed_output = _absorbed_attention(
-        after[f"{attn}q_b_proj.weight"].float(), after[f"{attn}o_proj.weight"].float(), o
-    )
+    try:
+        absorbed_scores, absorbed_output = _absorbed_attention(
+            after[f"{attn}q_b_proj.weight"].float(), after[f"{attn}o_proj.weight"].float(), o
+        )
+    except RuntimeError as error:  # shapes that do not multiply
+        return {**found, "mismatch": " ".join(str(error).split())[:120]}
     return {
-        "nope": nope,
-        "v": v,
-        "rows": rows,
+        **found,
         "score_error": _error(absorbed_scores, scores),
         "output_error": None if absorbed_output is None else _error(absorbed_output, output),
     }

@@ -1,4 +1,4 @@
-"""A DeepSeek-V3 state dict that exists by shape only, and torch in a mode that remembers which weights a tensor holds."""
+"""A DeepSeek-V3 state dict that exists by shape only, and a torch mode that remembers which weights a tensor holds."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Weights(dict[str, torch.Tensor]):
 
     def _made(self, key: str) -> torch.Tensor | None:
         base = key.removesuffix("_scale_inv")
-        shape = shape_of(base, self.ranks)
-        if shape is None or not (fp8 := bool(re.search(_QUANTIZED + r"\.weight$", base))) and base != key:
+        shape, fp8 = shape_of(base, self.ranks), bool(re.search(_QUANTIZED + r"\.weight$", base))
+        if shape is None or (base != key and not fp8):
             return None
         if base != key:
             shape = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
@@ -78,7 +78,7 @@ class Weights(dict[str, torch.Tensor]):
         return made
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - dict.get would not make it
 
 
 class Remembering(TorchFunctionMode):

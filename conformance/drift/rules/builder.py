@@ -46,8 +46,12 @@ def prefill_threshold(context: Context) -> Finding:
     differences = []
     if first != longest + 1:
         differences.append(f"prefill is built from {first} batched tokens, decode serves up to {longest}")
-    return judge(f"prefill is built as soon as a batch can exceed decode ({longest + 1} tokens)",
-                 f"built from {first} tokens", differences, [builder.evidence(node), *domain.evidence])  # fmt: skip
+    return judge(
+        f"prefill is built as soon as a batch can exceed decode ({longest + 1} tokens)",
+        f"built from {first} tokens",
+        differences,
+        [builder.evidence(node), *domain.evidence],
+    )
 
 
 def draft_prefill_flag(context: Context) -> Finding:
@@ -94,10 +98,16 @@ def gather_feeds_attention(context: Context) -> Finding:
                 if writer is None or "gather" not in writer.layer:
                     by = writer.layer if writer else "nothing"
                     differences.append(f"{step.layer} reads {flow.name(cache)}, written last by {by}")
-                elif any("gather" not in s.layer and "c_latent" in _written(flow, s) for s in _between(flow, writer, step)):
+                elif any(
+                    "gather" not in s.layer and "c_latent" in _written(flow, s) for s in _between(flow, writer, step)
+                ):
                     differences.append(f"{step.layer} reads {flow.name(cache)} as gathered for another layer")
-    return judge("each attention task reads the cache that this layer's gather wrote",
-                 "; ".join(sorted(set(differences))) or "it does", differences, _where(context, steps))  # fmt: skip
+    return judge(
+        "each attention task reads the cache that this layer's gather wrote",
+        "; ".join(sorted(set(differences))) or "it does",
+        differences,
+        _where(context, steps),
+    )
 
 
 def _written(flow: Flow, step: Step) -> str:
@@ -127,8 +137,12 @@ def chunked_prefill(context: Context) -> Finding:
             unabsorbed = "tp8" in step.layer
             if unabsorbed == draft:
                 differences.append(f"{'the draft' if draft else 'the main model'} uses {step.layer}")
-    return judge("main: unabsorbed chunked prefill; draft: absorbed prefill", "; ".join(sorted(set(differences))) or "so",
-                 differences, _where(context, steps))  # fmt: skip
+    return judge(
+        "main: unabsorbed chunked prefill; draft: absorbed prefill",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        _where(context, steps),
+    )
 
 
 def decode_beside_prefill(context: Context) -> Finding:
@@ -141,8 +155,12 @@ def decode_beside_prefill(context: Context) -> Finding:
             differences.append(f"TP{flow.ranks}, {flow.tokens} tokens: no decode attention is built")
         if uses_prefill(context, flow.tokens) and not unified and not any("prefill" in layer for layer in layers):
             differences.append(f"TP{flow.ranks}, {flow.tokens} tokens: no prefill attention is built")
-    return judge("decode attention is always built, prefill beside it where batches are long",
-                 "; ".join(sorted(set(differences))) or "both", differences, _where(context, steps))  # fmt: skip
+    return judge(
+        "decode attention is always built, prefill beside it where batches are long",
+        "; ".join(sorted(set(differences))) or "both",
+        differences,
+        _where(context, steps),
+    )
 
 
 def reduce_where_split(context: Context) -> Finding:
@@ -199,8 +217,13 @@ def partial_sums_reduced(context: Context) -> Finding:
                 elif source is not None and summing:
                     partial[tensor] = source
     actual = "; ".join(sorted(set(differences))) or "each once"
-    return judge("each row-parallel product passes one AllReduce before the residual and the next norm (TP > 1)", actual,
-                 differences, _where(context, steps), reference.evidence)  # fmt: skip
+    return judge(
+        "each row-parallel product passes one AllReduce before the residual and the next norm (TP > 1)",
+        actual,
+        differences,
+        _where(context, steps),
+        reference.evidence,
+    )
 
 
 def _full_residual(flow: Flow, step: Step, partial: dict[int, Step]) -> int | None:
@@ -232,9 +255,15 @@ def vocabulary_split(context: Context) -> Finding:
     if not steps:
         raise NotFound("anchor-absent", f"{BUILDER}: no linear layer reads lm_head")
     if not split:
-        raise NotFound("anchor-absent", f"{BUILDER}:{steps[0].line}: no vocabulary-parallel head; it is whole everywhere")
-    return judge("the head is vocabulary-parallel iff TP > 1 and MTP is off", "; ".join(sorted(set(differences))) or "so",
-                 differences, _where(context, steps))  # fmt: skip
+        raise NotFound(
+            "anchor-absent", f"{BUILDER}:{steps[0].line}: no vocabulary-parallel head; it is whole everywhere"
+        )
+    return judge(
+        "the head is vocabulary-parallel iff TP > 1 and MTP is off",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        _where(context, steps),
+    )
 
 
 def _normed_by(flow: Flow, step: Step | None, weight: str) -> bool:
@@ -264,9 +293,14 @@ def draft_hidden(context: Context) -> Finding:
     recycles = context.reference.recycles_after_norm
     if recycles.value and later_ok:
         note += "; vLLM recycles it after shared_head's norm (not judged)"
-    return judge("step 0: the target's hidden state after its final norm; later steps: the previous step's",
-                 "; ".join(sorted(set(differences))) or "so", differences, _where(context, steps),
-                 [*reference.evidence, *recycles.evidence], note)  # fmt: skip
+    return judge(
+        "step 0: the target's hidden state after its final norm; later steps: the previous step's",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        _where(context, steps),
+        [*reference.evidence, *recycles.evidence],
+        note,
+    )
 
 
 def draft_tokens_built_once(context: Context) -> Finding:
@@ -281,8 +315,12 @@ def draft_tokens_built_once(context: Context) -> Finding:
             differences.append(f"the draft's input tokens are built {len(built)} times for {flow.drafts} draft steps")
         elif built[0].index > embeds[0].index:
             differences.append("the draft's input tokens are built after the first draft step")
-    return judge("the draft's input tokens are built once, before the draft loop",
-                 "; ".join(sorted(set(differences))) or "once", differences, _where(context, steps))  # fmt: skip
+    return judge(
+        "the draft's input tokens are built once, before the draft loop",
+        "; ".join(sorted(set(differences))) or "once",
+        differences,
+        _where(context, steps),
+    )
 
 
 def query_form(context: Context) -> Finding:
@@ -300,14 +338,30 @@ def query_form(context: Context) -> Finding:
                 weight, width = due[argument]
                 if "tp8" in step.layer and "prefill" in step.layer and argument == "q_nope":
                     width = g.QK_NOPE_HEAD_DIM
-                writer = flow.writer(step, tensor)
-                if writer is None or not flow.uses(writer, weight):
-                    differences.append(f"{step.layer} takes {flow.name(tensor)} as {argument}, which {weight} did not make")
+                if not _made_by(flow, step, tensor, weight):
+                    differences.append(
+                        f"{step.layer} takes {flow.name(tensor)} as {argument}, which {weight} did not make"
+                    )
                 elif flow.tensors[tensor]["dims"][-1] != heads * width:
-                    differences.append(f"{step.layer} takes {argument} of {flow.tensors[tensor]['dims'][-1]} columns, "
-                                       f"H*{width} due")  # fmt: skip
-    return judge("decode gets the fused query, prefill the split one", "; ".join(sorted(set(differences))) or "so",
-                 differences, _where(context, steps))  # fmt: skip
+                    differences.append(
+                        f"{step.layer} takes {argument} of {flow.tensors[tensor]['dims'][-1]} columns, H*{width} due"
+                    )
+    return judge(
+        "decode gets the fused query, prefill the split one",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        _where(context, steps),
+    )
+
+
+def _made_by(flow: Flow, step: Step, tensor: int, weight: str) -> bool:
+    """Whether a tensor that a step reads is a product of `weight`, through steps without weights (a rotation)."""
+    writer = flow.writer(step, tensor)
+    if writer is None:
+        return False
+    if any(flow.tensors[t]["keys"] for t in writer.reads):
+        return flow.uses(writer, weight)
+    return any(_made_by(flow, writer, t, weight) for t in writer.reads)
 
 
 def partials_fresh(context: Context) -> Finding:
@@ -323,8 +377,12 @@ def partials_fresh(context: Context) -> Finding:
                 used[tensor] = step.index
     if not steps:
         raise NotFound("anchor-absent", f"{BUILDER}: no layer merges partial attention results")
-    return judge("partial results are written anew before each merge", "; ".join(sorted(set(differences))) or "so",
-                 differences, _where(context, steps))  # fmt: skip
+    return judge(
+        "partial results are written anew before each merge",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        _where(context, steps),
+    )
 
 
 def rope_consumed(context: Context) -> Finding:
@@ -332,7 +390,9 @@ def rope_consumed(context: Context) -> Finding:
     differences, places = [], []
     for flow in traced(context):
         read = {t for step in flow.steps for t in step.reads}
-        tables = [t for t, v in flow.tensors.items() if re.search(r"rope|cos|sin", v["name"]) and v["origin"] == "attached"]
+        tables = [
+            t for t, v in flow.tensors.items() if re.search(r"rope|cos|sin", v["name"]) and v["origin"] == "attached"
+        ]
         tables = [t for t in tables if "layer" not in flow.tensors[t]["name"] and not flow.tensors[t]["keys"]]
         idle = [t for t in tables if t not in read]
         rotating = [s for s in flow.steps if re.search(r"rotary|rope", " ".join([s.layer, *s.tasks]))]
@@ -345,8 +405,13 @@ def rope_consumed(context: Context) -> Finding:
     for node in builder.calls("attach_input"):
         if re.search(r"name='(rope|cos|sin)", ast.unparse(node)):
             places.append(builder.evidence(node))
-    return judge("the rope parts of q and k are rotated: the position tables reach a task",
-                 "; ".join(sorted(set(differences))) or "they are read", differences, places, reference.evidence)  # fmt: skip
+    return judge(
+        "the rope parts of q and k are rotated: the position tables reach a task",
+        "; ".join(sorted(set(differences))) or "they are read",
+        differences,
+        places,
+        reference.evidence,
+    )
 
 
 def eh_columns(context: Context) -> Finding:
@@ -362,48 +427,144 @@ def eh_columns(context: Context) -> Finding:
             if not columns:
                 raise NotFound("ambiguous", f"{BUILDER}:{step.line}: which columns of eh_proj are read cannot be told")
             if int(columns[0][1]) != start:
-                differences.append(f"the {side} side meets columns {columns[0][1]}:{columns[0][2]} of eh_proj, {start} due")
+                differences.append(
+                    f"the {side} side meets columns {columns[0][1]}:{columns[0][2]} of eh_proj, {start} due"
+                )
     if not steps:
         raise NotFound("anchor-absent", f"{BUILDER}: no linear layer reads eh_proj")
     order = ", then ".join(reference.value)
-    return judge(f"eh_proj's columns: {order}", "; ".join(sorted(set(differences))) or order, differences,
-                 _where(context, steps), reference.evidence)  # fmt: skip
+    return judge(
+        f"eh_proj's columns: {order}",
+        "; ".join(sorted(set(differences))) or order,
+        differences,
+        _where(context, steps),
+        reference.evidence,
+    )
 
 
 RULES = [
-    Rule("B01", "prefill is built where batches can exceed decode", "wrong-output",
-         "Between the two thresholds no kernel computes attention at all.", prefill_threshold),
-    Rule("B02", "the draft's prefill attention is on", "wrong-output",
-         "Off, the draft's attention is skipped for prompts and its hidden states are garbage.", draft_prefill_flag,
-         required=False),
-    Rule("B03", "decode reads the paged cache directly only where it may", "hang",
-         "The TP8 variant hangs; TP1 relies on the physical page order of one request.", direct_paged, required=False),
-    Rule("B04", "the KV gather fills what attention reads", "wrong-output",
-         "Another buffer means an empty, or another layer's, history.", gather_feeds_attention, "trace"),
-    Rule("B05", "main model and draft use their own prefill kernels", "wrong-output",
-         "Absorbed weights in an unabsorbed kernel multiply without complaint.", chunked_prefill, "trace", required=False),
-    Rule("B06", "decode is built beside prefill for every TP size", "wrong-output",
-         "One graph serves both phases; a missing half leaves its outputs stale.", decode_beside_prefill, "trace"),
-    Rule("B07", "partial attention results are merged iff KV is split", "performance",
-         "One split needs no merge; many without one give a part of the attention.", reduce_where_split, "trace"),
-    Rule("B08", "row-parallel products are all-reduced exactly once", "wrong-output",
-         "Unreduced, each rank goes on with its own share of the sum; the residual added first counts once a rank.",
-         partial_sums_reduced, "trace"),
-    Rule("B09", "the LM head is vocabulary-parallel iff TP > 1 without MTP", "performance",
-         "Drafting needs the whole vocabulary on every rank; without it, a part saves the time.", vocabulary_split, "trace",
-         required=False),
-    Rule("B10", "draft steps start from the right hidden state", "wrong-output",
-         "MTP was trained on the target's normed hidden state; another one lowers acceptance silently.", draft_hidden,
-         "trace", features=("mtp",)),
-    Rule("B11", "the draft's input tokens are built once, before the loop", "wrong-output",
-         "Built within the loop they overwrite the drafted token.", draft_tokens_built_once, "trace", features=("mtp",)),
-    Rule("B12", "fused and split queries reach their kernels", "wrong-output",
-         "Both forms exist side by side and have compatible types.", query_form, "trace"),
-    Rule("B13", "partial buffers are written before each merge", "wrong-output",
-         "A draft step that merges the previous step's partials repeats its attention.", partials_fresh, "trace"),
-    Rule("B14", "rotary positions reach a task", "wrong-output",
-         "Without rotation attention cannot tell one order of tokens from another.", rope_consumed, "trace"),
-    Rule("B15", "eh_proj's columns are embedding first", "wrong-output",
-         "The two halves have one shape; swapped, both sides get the other's weights.", eh_columns, "trace",
-         features=("mtp",)),
-]  # fmt: skip
+    Rule(
+        "B01",
+        "prefill is built where batches can exceed decode",
+        "wrong-output",
+        "Between the two thresholds no kernel computes attention at all.",
+        prefill_threshold,
+    ),
+    Rule(
+        "B02",
+        "the draft's prefill attention is on",
+        "wrong-output",
+        "Off, the draft's attention is skipped for prompts and its hidden states are garbage.",
+        draft_prefill_flag,
+        required=False,
+    ),
+    Rule(
+        "B03",
+        "decode reads the paged cache directly only where it may",
+        "hang",
+        "The TP8 variant hangs; TP1 relies on the physical page order of one request.",
+        direct_paged,
+        required=False,
+    ),
+    Rule(
+        "B04",
+        "the KV gather fills what attention reads",
+        "wrong-output",
+        "Another buffer means an empty, or another layer's, history.",
+        gather_feeds_attention,
+        "trace",
+    ),
+    Rule(
+        "B05",
+        "main model and draft use their own prefill kernels",
+        "wrong-output",
+        "Absorbed weights in an unabsorbed kernel multiply without complaint.",
+        chunked_prefill,
+        "trace",
+        required=False,
+    ),
+    Rule(
+        "B06",
+        "decode is built beside prefill for every TP size",
+        "wrong-output",
+        "One graph serves both phases; a missing half leaves its outputs stale.",
+        decode_beside_prefill,
+        "trace",
+    ),
+    Rule(
+        "B07",
+        "partial attention results are merged iff KV is split",
+        "performance",
+        "One split needs no merge; many without one give a part of the attention.",
+        reduce_where_split,
+        "trace",
+    ),
+    Rule(
+        "B08",
+        "row-parallel products are all-reduced exactly once",
+        "wrong-output",
+        "Unreduced, each rank goes on with its own share of the sum; the residual added first counts once a rank.",
+        partial_sums_reduced,
+        "trace",
+    ),
+    Rule(
+        "B09",
+        "the LM head is vocabulary-parallel iff TP > 1 without MTP",
+        "performance",
+        "Drafting needs the whole vocabulary on every rank; without it, a part saves the time.",
+        vocabulary_split,
+        "trace",
+        required=False,
+    ),
+    Rule(
+        "B10",
+        "draft steps start from the right hidden state",
+        "wrong-output",
+        "MTP was trained on the target's normed hidden state; another one lowers acceptance silently.",
+        draft_hidden,
+        "trace",
+        features=("mtp",),
+    ),
+    Rule(
+        "B11",
+        "the draft's input tokens are built once, before the loop",
+        "wrong-output",
+        "Built within the loop they overwrite the drafted token.",
+        draft_tokens_built_once,
+        "trace",
+        features=("mtp",),
+    ),
+    Rule(
+        "B12",
+        "fused and split queries reach their kernels",
+        "wrong-output",
+        "Both forms exist side by side and have compatible types.",
+        query_form,
+        "trace",
+    ),
+    Rule(
+        "B13",
+        "partial buffers are written before each merge",
+        "wrong-output",
+        "A draft step that merges the previous step's partials repeats its attention.",
+        partials_fresh,
+        "trace",
+    ),
+    Rule(
+        "B14",
+        "rotary positions reach a task",
+        "wrong-output",
+        "Without rotation attention cannot tell one order of tokens from another.",
+        rope_consumed,
+        "trace",
+    ),
+    Rule(
+        "B15",
+        "eh_proj's columns are embedding first",
+        "wrong-output",
+        "The two halves have one shape; swapped, both sides get the other's weights.",
+        eh_columns,
+        "trace",
+        features=("mtp",),
+    ),
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from conformance.drift import geometry as g
 from conformance.drift.context import KERNELS, TMA, Context
 from conformance.drift.finding import Evidence, Finding, NotFound, Rule, judge
 from conformance.drift.locate.arithmetic import evaluate_cxx
@@ -27,6 +28,7 @@ def q_len_covered(context: Context) -> Finding:
     evidence: list[Evidence] = []
     differences: list[str] = []
     for tp in SIZES:
+
         def domains(layers: list[str], tp: int = tp) -> list[frozenset[int]]:
             found = [layer_domain(context, layer, tp) for layer in layers if tp in tp_of(layer)]
             evidence.extend(e for d in found for e in d.evidence)
@@ -51,8 +53,12 @@ def q_len_covered(context: Context) -> Finding:
             differences.append(f"TP{tp}: Q_LEN {spans(double)} has two kernels")
     differences += _merges_agree(context, evidence)
     words = sorted({d.split(": ", 1)[1] for d in differences})
-    return judge("each Q_LEN from 1 to max-num-batched-tokens has exactly one attention kernel",
-                 "; ".join(words) or "so, for TP1, 2, 4 and 8", differences, evidence)  # fmt: skip
+    return judge(
+        "each Q_LEN from 1 to max-num-batched-tokens has exactly one attention kernel",
+        "; ".join(words) or "so, for TP1, 2, 4 and 8",
+        differences,
+        evidence,
+    )
 
 
 def _gaps(missing: dict[int, list[int]]) -> list[str]:
@@ -137,19 +143,28 @@ def siblings_alike(context: Context) -> Finding:
     differences = []
     for what, values in patterns.items():
         if len(values) > 1:
-            words = [f"{value} in {', '.join(sorted(e.path.rsplit('/', 1)[-1] for e in where))}" for value, where in
-                     sorted(values.items())]  # fmt: skip
+            words = [
+                f"{value} in {', '.join(sorted(e.path.rsplit('/', 1)[-1] for e in where))}"
+                for value, where in sorted(values.items())
+            ]
             differences.append(f"{what}: {'; '.join(words)}")
     actual = "; ".join(differences) or ", ".join(f"{what} {next(iter(v))}" for what, v in patterns.items())
-    return judge("the TP variants of decode share one barrier and one TMEM allocation", actual, differences,
-                 [e for values in patterns.values() for where in values.values() for e in where])  # fmt: skip
+    return judge(
+        "the TP variants of decode share one barrier and one TMEM allocation",
+        actual,
+        differences,
+        [e for values in patterns.values() for where in values.values() for e in where],
+    )
 
 
 def softmax_scales(context: Context) -> Finding:
     reference = context.reference.softmax_scale
     due = reference.value
     tree = context.tasks.register
-    differences, places, sites = [], [], 0
+    differences: list[str] = []
+    places: list[Evidence] = []
+    wrong: list[Evidence] = []
+    sites = 0
     for name, definitions in sorted(tree.functions().items()):
         if not re.match(r"register_mla_\w+_task$", name) or "sqrtf" not in tree.words(definitions[0]):
             continue
@@ -168,17 +183,22 @@ def softmax_scales(context: Context) -> Finding:
             sites += 1
             value = known[variable]
             right = any(abs(value / (due * factor) - 1) <= _SCALE_TOLERANCE * 10 for factor in (1.0, _LOG2E))
+            (wrong if not right else places).append(tree.evidence(node, name))
             if not right:
                 base = value / _LOG2E if "log2" in variable else value
-                what = " (1/sqrt(192): mscale^2 is missing)" if abs(base * math.sqrt(192) - 1) < 1e-5 else ""
+                plain = abs(base * math.sqrt(g.QK_NOPE_HEAD_DIM + g.QK_ROPE_HEAD_DIM) - 1) < 1e-5
+                what = " (mscale^2 is missing)" if plain else ""
                 differences.append(f"{name.removeprefix('register_').removesuffix('_task')}: scale {base:.7f}{what}")
-                places.append(tree.evidence(node, name))
-            else:
-                places.append(tree.evidence(node, name))
     if not sites:
         raise NotFound("anchor-absent", f"{tree.path}: no MLA generator emits a softmax scale")
     actual = "; ".join(sorted(set(differences))) or f"{due:.7f} at {sites} sites"
-    return judge(f"{due:.7f} at every site (qk_head_dim^-0.5 * mscale^2)", actual, differences, places, reference.evidence)
+    return judge(
+        f"{due:.7f} at every site (qk_head_dim^-0.5 * mscale^2)",
+        actual,
+        differences,
+        wrong or places,
+        reference.evidence,
+    )
 
 
 def descriptors_match(context: Context) -> Finding:
@@ -202,8 +222,12 @@ def descriptors_match(context: Context) -> Finding:
             differences.append(f"{arm.name}: {given_maps} TMA descriptors generated, {name} takes {maps}")
         if maps and context.mpk.has(TMA) and f"case {arm.task}" not in context.mpk.file(TMA).text:
             differences.append(f"{arm.name}: takes TMA descriptors, and tma.cuh makes none for {arm.task}")
-    return judge("generated calls have the arguments and TMA descriptors that the device function takes",
-                 "; ".join(sorted(set(differences))) or f"so for {checked} calls", differences, places)  # fmt: skip
+    return judge(
+        "generated calls have the arguments and TMA descriptors that the device function takes",
+        "; ".join(sorted(set(differences))) or f"so for {checked} calls",
+        differences,
+        places,
+    )
 
 
 def _call_arguments(text: str, name: str) -> list[str] | None:
@@ -222,15 +246,39 @@ def _call_arguments(text: str, name: str) -> list[str] | None:
 
 
 RULES = [
-    Rule("K06", "every Q_LEN has exactly one attention kernel", "wrong-output",
-         "Where no kernel works, attention output is what an earlier step left; where two do, the last one wins.",
-         q_len_covered),
-    Rule("K09", "shared memory fits its budget", "crash",
-         "Beyond the budget the kernel writes past its shared memory, at run time only.", shared_memory),
-    Rule("K10", "TP variants share barrier and TMEM allocation", "hang",
-         "Another barrier's count, or an allocation by one warp less, hangs the worker.", siblings_alike),
-    Rule("K11", "one softmax scale everywhere", "wrong-output",
-         "Prefill and decode that scale differently give one model with two attentions.", softmax_scales),
-    Rule("K12", "generated calls match device signatures", "crash",
-         "A descriptor more or less moves every argument behind it.", descriptors_match),
-]  # fmt: skip
+    Rule(
+        "K06",
+        "every Q_LEN has exactly one attention kernel",
+        "wrong-output",
+        "Where no kernel works, attention output is what an earlier step left; where two do, the last one wins.",
+        q_len_covered,
+    ),
+    Rule(
+        "K09",
+        "shared memory fits its budget",
+        "crash",
+        "Beyond the budget the kernel writes past its shared memory, at run time only.",
+        shared_memory,
+    ),
+    Rule(
+        "K10",
+        "TP variants share barrier and TMEM allocation",
+        "hang",
+        "Another barrier's count, or an allocation by one warp less, hangs the worker.",
+        siblings_alike,
+    ),
+    Rule(
+        "K11",
+        "one softmax scale everywhere",
+        "wrong-output",
+        "Prefill and decode that scale differently give one model with two attentions.",
+        softmax_scales,
+    ),
+    Rule(
+        "K12",
+        "generated calls match device signatures",
+        "crash",
+        "A descriptor more or less moves every argument behind it.",
+        descriptors_match,
+    ),
+]

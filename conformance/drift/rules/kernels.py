@@ -57,9 +57,13 @@ def registered_everywhere(context: Context) -> Finding:
     lame = sorted(arms.keys() - {a.name for a in whole})
     note = f"{len(whole)} of {len(arms)} dispatch arms are complete" + (f" (not: {', '.join(lame)})" if lame else "")
     note += f"; no wrapper registers {', '.join(unnamed)}" if unnamed else ""
-    return judge("wrapper, dispatch, enum, declaration, generator, printed name and include exist for each task",
-                 "; ".join(sorted(set(differences))) or f"all sites of {len(_chain_arms(context))} tasks",
-                 differences, places or [_chain_arms(context)[0].evidence], note=note)  # fmt: skip
+    return judge(
+        "wrapper, dispatch, enum, declaration, generator, printed name and include exist for each task",
+        "; ".join(sorted(set(differences))) or f"all sites of {len(_chain_arms(context))} tasks",
+        differences,
+        places or [_chain_arms(context)[0].evidence],
+        note=note,
+    )
 
 
 def _included(context: Context) -> set[str]:
@@ -88,12 +92,17 @@ def tensors_counted(context: Context) -> Finding:
             continue
         total = arm.inputs + arm.outputs
         if not r.inputs - r.optional <= total <= r.inputs:
-            differences.append(f"{r.task}: {r.wrapper} attaches {r.inputs} tensors, graph.cc counts "
-                               f"{arm.inputs} + {arm.outputs}")  # fmt: skip
+            differences.append(
+                f"{r.task}: {r.wrapper} attaches {r.inputs} tensors, graph.cc counts {arm.inputs} + {arm.outputs}"
+            )
             places += [r.evidence, arm.evidence]
     first = _chain_arms(context)[0]
-    return judge("tensors attached in Python = inputs + outputs in graph.cc", "; ".join(sorted(set(differences))) or
-                 f"equal for {len(context.registrations)} registrations", differences, places or [first.evidence])  # fmt: skip
+    return judge(
+        "tensors attached in Python = inputs + outputs in graph.cc",
+        "; ".join(sorted(set(differences))) or f"equal for {len(context.registrations)} registrations",
+        differences,
+        places or [first.evidence],
+    )
 
 
 def pointers_in_range(context: Context) -> Finding:
@@ -108,8 +117,12 @@ def pointers_in_range(context: Context) -> Finding:
                 differences.append(f"{arm.name}: generated code uses {kind} {highest}, graph.cc counts {count}")
                 places += [arm.evidence, codegen.evidence]
     arms = _chain_arms(context)
-    return judge("the highest pointer used is below the count in graph.cc", "; ".join(sorted(set(differences))) or
-                 f"so for {len(arms)} tasks", differences, places or [arms[0].evidence])  # fmt: skip
+    return judge(
+        "the highest pointer used is below the count in graph.cc",
+        "; ".join(sorted(set(differences))) or f"so for {len(arms)} tasks",
+        differences,
+        places or [arms[0].evidence],
+    )
 
 
 def outputs_one_way(context: Context) -> Finding:
@@ -129,9 +142,12 @@ def outputs_one_way(context: Context) -> Finding:
             continue
         places += [arm.evidence, codegen.evidence]
     arms = _chain_arms(context)
-    return judge("a task that counts no outputs writes through its inputs, any other through its outputs",
-                 "; ".join(sorted(set(differences))) or f"so for {len(arms)} tasks", differences,
-                 places or [arms[0].evidence])  # fmt: skip
+    return judge(
+        "a task that counts no outputs writes through its inputs, any other through its outputs",
+        "; ".join(sorted(set(differences))) or f"so for {len(arms)} tasks",
+        differences,
+        places or [arms[0].evidence],
+    )
 
 
 #: Tensors of a prefill kernel by its wrapper's argument: what moves with the request, and the widths multiplied.
@@ -154,7 +170,9 @@ def _attached(context: Context, wrapper: str) -> list[str]:
 def _pointer_offsets(text: str) -> dict[int, str]:
     """Per input: what is added to its pointer (all of it, to the end of the statement)."""
     flat = " ".join(text.split())
-    return {int(i): " ".join(offset.split()) for i, offset in re.findall(r"input_ptrs\[(\d+)\]\)\s*\+\s*([^;]+);", flat)}
+    return {
+        int(i): " ".join(offset.split()) for i, offset in re.findall(r"input_ptrs\[(\d+)\]\)\s*\+\s*([^;]+);", flat)
+    }
 
 
 def request_offsets(context: Context) -> Finding:
@@ -174,12 +192,18 @@ def request_offsets(context: Context) -> Finding:
                 by_tokens, by_window = any(w.startswith("qo_") for w in words), "MPK_MAX_SEQ_LENGTH" in words
                 used = {w for w in words if w in {"num_heads", "d_ckv", "d_kpe", "d_v", "seq_len"}}
                 if (moves == "tokens") != by_tokens or (moves == "window") != by_window or used != widths:
-                    due = " * ".join([{"tokens": "qo_indptr", "window": "batch * MPK_MAX_SEQ_LENGTH"}[moves], *sorted(widths)])
+                    due = " * ".join(
+                        [{"tokens": "qo_indptr", "window": "batch * MPK_MAX_SEQ_LENGTH"}[moves], *sorted(widths)]
+                    )
                     differences.append(f"{arm.name}: {name} is offset by {offsets.get(index) or 'nothing'}, {due} due")
     if not places:
         raise NotFound("anchor-absent", f"{WRAPPERS}: no prefill layer with per-request tensors is called")
-    return judge("each request's Q, KV and output start at its own tokens and its own window",
-                 "; ".join(sorted(set(differences))) or "so", differences, places)  # fmt: skip
+    return judge(
+        "each request's Q, KV and output start at its own tokens and its own window",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+    )
 
 
 def metadata_axes(context: Context) -> Finding:
@@ -200,11 +224,17 @@ def metadata_axes(context: Context) -> Finding:
             raise NotFound("ambiguous", f"{set_by[-1].evidence.place}: {field} = {set_by[-1].value} is no grid axis")
         extents = [grid["xyz".index(axis[1])] for grid, _ in grids if len(grid) == 3]
         if extents and not any("max_num_batched_requests" in extent for extent in extents):
-            differences.append(f"{arm.name}: {field} is {set_by[-1].value}, whose extent is {extents[0]}, not the requests")
+            differences.append(
+                f"{arm.name}: {field} is {set_by[-1].value}, whose extent is {extents[0]}, not the requests"
+            )
     if not places:
         raise NotFound("anchor-absent", "no attention task picks its request by metadata that runtime.cc sets")
-    return judge("the metadata field used as the request is the grid axis whose extent is max_num_batched_requests",
-                 "; ".join(sorted(set(differences))) or "so", differences, places)  # fmt: skip
+    return judge(
+        "the metadata field used as the request is the grid axis whose extent is max_num_batched_requests",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+    )
 
 
 def _batch_field(text: str) -> str | None:
@@ -259,15 +289,22 @@ def metadata_set(context: Context) -> Finding:
         if _METADATA_TASKS.match(arm.name):
             places += [s.evidence for s in context.settings.get(arm.task, [])]
             if missing:
-                differences.append(f"{arm.name}: generated code reads {', '.join(missing)}, which runtime.cc never sets for it")
+                differences.append(
+                    f"{arm.name}: generated code reads {', '.join(missing)}, which runtime.cc never sets for it"
+                )
                 places.append(codegen.evidence)
         elif missing:
             others.append(arm.name)
     if not places:
         raise NotFound("anchor-absent", "src/kernel/runtime.cc: no metadata is set for any MLA or MoE task")
     note = f"{', '.join(sorted(others))}: read metadata that no condition naming them sets" if others else ""
-    return judge("runtime.cc sets every metadata field that an MLA or MoE task's code reads",
-                 "; ".join(sorted(set(differences))) or "so", differences, places, note=note)  # fmt: skip
+    return judge(
+        "runtime.cc sets every metadata field that an MLA or MoE task's code reads",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+        note=note,
+    )
 
 
 def windows_apart(context: Context) -> Finding:
@@ -283,12 +320,18 @@ def windows_apart(context: Context) -> Finding:
             for name, offset in re.findall(r"auto \*(\w+) = ([^;]*\bbi_ \*[^;]*);", flat):
                 if "MPK_MAX_SEQ_LENGTH" not in offset:
                     term = re.search(r"bi_ \* (\w+)", offset)
-                    differences.append(f"{arm.name}: {name.rstrip('_')} starts at bi_ * {term[1] if term else '?'}, "
-                                       "the request's own length")  # fmt: skip
+                    differences.append(
+                        f"{arm.name}: {name.rstrip('_')} starts at bi_ * {term[1] if term else '?'}, "
+                        "the request's own length"
+                    )
     if not places:
         raise NotFound("anchor-absent", f"{WRAPPERS}: no KV gather layer is called")
-    return judge("each request's gathered KV starts at a fixed stride (MPK_MAX_SEQ_LENGTH)",
-                 "; ".join(sorted(set(differences))) or "so", differences, places)  # fmt: skip
+    return judge(
+        "each request's gathered KV starts at a fixed stride (MPK_MAX_SEQ_LENGTH)",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+    )
 
 
 def same_grid_everywhere(context: Context) -> Finding:
@@ -302,29 +345,76 @@ def same_grid_everywhere(context: Context) -> Finding:
                 places += [where for _, where in grids]
     if not places:
         places = [context.attention_arms[0].evidence]
-    return judge("every call of an attention layer counts the requests on the same axis",
-                 "; ".join(sorted(set(differences))) or "so", differences, places)  # fmt: skip
+    return judge(
+        "every call of an attention layer counts the requests on the same axis",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+    )
 
 
 RULES = [
-    Rule("K01", "a task is registered at all its sites", "crash",
-         "A name, enum, generator, include or printed name that is missing is found at run time, if at all.",
-         registered_everywhere),
-    Rule("K02", "tensors attached equal inputs plus outputs", "crash",
-         "A count that differs gives an invalid global read on the GPU.", tensors_counted),
-    Rule("K03", "generated code uses only pointers that are there", "crash",
-         "An index past the end reads another task's descriptor.", pointers_in_range),
-    Rule("K04", "a task keeps to one output convention", "crash",
-         "(N, 1) and (N+1, 0) exist side by side; a mixture points nowhere.", outputs_one_way),
-    Rule("K05", "per-request offsets are right", "wrong-output",
-         "A wrong offset lets request 2 read request 1's tokens.", request_offsets),
-    Rule("K07", "the request's metadata comes from the requests' axis", "wrong-output",
-         "Taken from another axis, blocks work on requests that are not there.", metadata_axes),
-    Rule("K08", "all metadata that a task reads is set", "wrong-output",
-         "An arm that is missing leaves request 0, silently.", metadata_set),
-    Rule("K13", "gathered KV windows do not overlap", "wrong-output",
-         "With a start of request times its own length, a short request's window lies within a long one's.",
-         windows_apart),
-    Rule("K14", "all calls of an attention layer agree on the requests' axis", "wrong-output",
-         "A call that counts one request serves request 0 only.", same_grid_everywhere),
-]  # fmt: skip
+    Rule(
+        "K01",
+        "a task is registered at all its sites",
+        "crash",
+        "A name, enum, generator, include or printed name that is missing is found at run time, if at all.",
+        registered_everywhere,
+    ),
+    Rule(
+        "K02",
+        "tensors attached equal inputs plus outputs",
+        "crash",
+        "A count that differs gives an invalid global read on the GPU.",
+        tensors_counted,
+    ),
+    Rule(
+        "K03",
+        "generated code uses only pointers that are there",
+        "crash",
+        "An index past the end reads another task's descriptor.",
+        pointers_in_range,
+    ),
+    Rule(
+        "K04",
+        "a task keeps to one output convention",
+        "crash",
+        "(N, 1) and (N+1, 0) exist side by side; a mixture points nowhere.",
+        outputs_one_way,
+    ),
+    Rule(
+        "K05",
+        "per-request offsets are right",
+        "wrong-output",
+        "A wrong offset lets request 2 read request 1's tokens.",
+        request_offsets,
+    ),
+    Rule(
+        "K07",
+        "the request's metadata comes from the requests' axis",
+        "wrong-output",
+        "Taken from another axis, blocks work on requests that are not there.",
+        metadata_axes,
+    ),
+    Rule(
+        "K08",
+        "all metadata that a task reads is set",
+        "wrong-output",
+        "An arm that is missing leaves request 0, silently.",
+        metadata_set,
+    ),
+    Rule(
+        "K13",
+        "gathered KV windows do not overlap",
+        "wrong-output",
+        "With a start of request times its own length, a short request's window lies within a long one's.",
+        windows_apart,
+    ),
+    Rule(
+        "K14",
+        "all calls of an attention layer agree on the requests' axis",
+        "wrong-output",
+        "A call that counts one request serves request 0 only.",
+        same_grid_everywhere,
+    ),
+]

@@ -45,8 +45,12 @@ def flags_follow_arguments(context: Context) -> Finding:
             differences.append(f"{due} is given args.{handed} by the demo")
     if not flags:
         raise NotFound("anchor-absent", f"{WRAPPERS}: no -DMPK_*={{...}} flags")
-    return judge("each compile-time limit is the command-line argument of its name",
-                 "; ".join(sorted(set(differences))) or f"so for {len(needed)} limits", differences, places)  # fmt: skip
+    return judge(
+        "each compile-time limit is the command-line argument of its name",
+        "; ".join(sorted(set(differences))) or f"so for {len(needed)} limits",
+        differences,
+        places,
+    )
 
 
 def _from_demo(context: Context, name: str) -> tuple[str, list[Evidence]]:
@@ -62,7 +66,9 @@ def rdc_with_nvshmem(context: Context) -> Finding:
     source = context.wrapper_source
     nodes = [n for n in ast.walk(source.tree) if isinstance(n, ast.IfExp) and "-rdc=" in ast.unparse(n)]
     if len(nodes) != 1:
-        raise NotFound("ambiguous" if nodes else "anchor-absent", f"{WRAPPERS}: {len(nodes)} choices of -rdc, 1 was due")
+        raise NotFound(
+            "ambiguous" if nodes else "anchor-absent", f"{WRAPPERS}: {len(nodes)} choices of -rdc, 1 was due"
+        )
     differences = []
     for nvshmem, escape in product((False, True), repeat=2):
         flag = evaluate(nodes[0], {"use_nvshmem": nvshmem, "_rdc_false": escape, "mpk.use_nvshmem": nvshmem})
@@ -75,8 +81,12 @@ def rdc_with_nvshmem(context: Context) -> Finding:
         places.append(source.evidence(node))
         if "'0'" not in ast.unparse(node) and "None" not in ast.unparse(node):
             differences.append("the escape hatch MPK_RDC_FALSE is not off by default")
-    return judge("-rdc=true iff NVSHMEM is used, unless MPK_RDC_FALSE=1", "; ".join(sorted(set(differences))) or "so",
-                 differences, places)  # fmt: skip
+    return judge(
+        "-rdc=true iff NVSHMEM is used, unless MPK_RDC_FALSE=1",
+        "; ".join(sorted(set(differences))) or "so",
+        differences,
+        places,
+    )
 
 
 def batches_consistent(context: Context) -> Finding:
@@ -87,13 +97,19 @@ def batches_consistent(context: Context) -> Finding:
     differences = [f"{p['what']} ({p['count']} times in {p['configuration']})" for p in result["problems"]]
     lengths = ", ".join(str(q) for q in result["q_lens"])
     note = f"{result['iterations']} iterations in {result['configurations']} configurations; Q_LEN seen: {lengths}"
-    return judge("pages, last-page lengths, index pointers and token counts agree after every batch",
-                 "; ".join(p["what"] for p in result["problems"]) or "they do", [d.split(" (")[0] for d in differences],
-                 [source.evidence(body.start, body.name)], note=note)  # fmt: skip
+    return judge(
+        "pages, last-page lengths, index pointers and token counts agree after every batch",
+        "; ".join(p["what"] for p in result["problems"]) or "they do",
+        [d.split(" (")[0] for d in differences],
+        [source.evidence(body.start, body.name)],
+        note=note,
+    )
 
 
 def ranks_alike(context: Context) -> Finding:
-    flows = traced(context, lambda flow: flow.ranks == 4 and flow.tokens > 8 and flow.sequence > 128 and flow.drafts > 1)
+    flows = traced(
+        context, lambda flow: flow.ranks == 4 and flow.tokens > 8 and flow.sequence > 128 and flow.drafts > 1
+    )
     if len(flows) < 2:
         raise NotFound("not-evaluated", "only one rank was traced")
     first = flows[0]
@@ -106,11 +122,17 @@ def ranks_alike(context: Context) -> Finding:
                 break
         else:
             if len(first.steps) != len(other.steps):
-                differences.append(f"rank {other.rank} runs {len(other.steps)} layers, rank {first.rank} {len(first.steps)}")
+                differences.append(
+                    f"rank {other.rank} runs {len(other.steps)} layers, rank {first.rank} {len(first.steps)}"
+                )
     reduces = [s for s in first.steps if "allreduce" in s.layer]
     places = places or [context.builder.at(step.line) for step in reduces[:4]] or [context.builder.at(1)]
-    return judge("all ranks run the same layers in the same order", "; ".join(sorted(set(differences))) or
-                 f"{len(first.steps)} layers on {len(flows)} ranks", differences, places)  # fmt: skip
+    return judge(
+        "all ranks run the same layers in the same order",
+        "; ".join(sorted(set(differences))) or f"{len(first.steps)} layers on {len(flows)} ranks",
+        differences,
+        places,
+    )
 
 
 def team_budget(context: Context) -> Finding:
@@ -137,8 +159,13 @@ def team_budget(context: Context) -> Finding:
         note = f"the largest all-reduce asks for {most} teams"
         if most > _TEAMS:
             differences.append(f"an all-reduce asks for {most} teams, {_TEAMS} tiles of 128 columns are there")
-    return judge(f"at most {_TEAMS} teams, and NVSHMEM_MAX_TEAMS above them", "; ".join(sorted(set(differences))) or
-                 f"NVSHMEM_MAX_TEAMS = {limit}", differences, places, note=note)  # fmt: skip
+    return judge(
+        f"at most {_TEAMS} teams, and NVSHMEM_MAX_TEAMS above them",
+        "; ".join(sorted(set(differences))) or f"NVSHMEM_MAX_TEAMS = {limit}",
+        differences,
+        places,
+        note=note,
+    )
 
 
 def versions_named(context: Context) -> Finding:
@@ -151,23 +178,59 @@ def versions_named(context: Context) -> Finding:
     differences = [] if ours[1] == theirs[1] else [f"the readme names NVSHMEM {theirs[1]}, the compile step {ours[1]}"]
     cuda = re.search(r"CUDA\s+(\d+\.\d+)", comment.text)
     places = [readme.evidence(readme.line_of(theirs.start())), comment.evidence(comment.line_of(ours.start()))]
-    return judge(f"one NVSHMEM version (verified with CUDA {cuda[1] if cuda else '?'})", differences[0] if differences else
-                 f"NVSHMEM {ours[1]}", differences, places, deferred=True)  # fmt: skip
+    return judge(
+        f"one NVSHMEM version (verified with CUDA {cuda[1] if cuda else '?'})",
+        differences[0] if differences else f"NVSHMEM {ours[1]}",
+        differences,
+        places,
+        deferred=True,
+    )
 
 
 RULES = [
-    Rule("R01", "compile-time limits are the arguments given", "crash",
-         "Two limits swapped give a kernel for another page table.", flags_follow_arguments),
-    Rule("R02", "relocatable device code with NVSHMEM", "crash",
-         "Without it the device library does not link, or falls back silently.", rdc_with_nvshmem),
-    Rule("R03", "the scheduler's batches are consistent", "wrong-output",
-         "A last page of length 0, or stale index pointers, attend to other requests' tokens.", batches_consistent,
-         "scheduler"),
-    Rule("R04", "all ranks run one sequence of layers", "hang",
-         "A collective that one rank skips never ends on the others.", ranks_alike, "trace"),
-    Rule("R05", "NVSHMEM teams stay within their budget", "crash",
-         "One team a tile; beyond the budget the split fails at start-up.", team_budget),
-    Rule("R06", "one NVSHMEM version is named", "informational",
-         "Another version than the verified one spills registers.", versions_named, required=False),
-]  # fmt: skip
-
+    Rule(
+        "R01",
+        "compile-time limits are the arguments given",
+        "crash",
+        "Two limits swapped give a kernel for another page table.",
+        flags_follow_arguments,
+    ),
+    Rule(
+        "R02",
+        "relocatable device code with NVSHMEM",
+        "crash",
+        "Without it the device library does not link, or falls back silently.",
+        rdc_with_nvshmem,
+    ),
+    Rule(
+        "R03",
+        "the scheduler's batches are consistent",
+        "wrong-output",
+        "A last page of length 0, or stale index pointers, attend to other requests' tokens.",
+        batches_consistent,
+        "scheduler",
+    ),
+    Rule(
+        "R04",
+        "all ranks run one sequence of layers",
+        "hang",
+        "A collective that one rank skips never ends on the others.",
+        ranks_alike,
+        "trace",
+    ),
+    Rule(
+        "R05",
+        "NVSHMEM teams stay within their budget",
+        "crash",
+        "One team a tile; beyond the budget the split fails at start-up.",
+        team_budget,
+    ),
+    Rule(
+        "R06",
+        "one NVSHMEM version is named",
+        "informational",
+        "Another version than the verified one spills registers.",
+        versions_named,
+        required=False,
+    ),
+]

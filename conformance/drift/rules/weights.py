@@ -86,8 +86,12 @@ def nope_rows(context: Context) -> Finding:
             differences.append(f"q_b_nope has {rows} rows a head, its consumer reads {due}")
         places.append(context.demo.at(result["line"]))
     consumer = source.evidence(source.constant_place("PF_D_CKV"), "PF_D_CKV")
-    return judge(f"{latent} rows a head, as the prefill kernel reads", "; ".join(differences) or f"{latent} rows a head",
-                 differences, [*places, consumer])  # fmt: skip
+    return judge(
+        f"{latent} rows a head, as the prefill kernel reads",
+        "; ".join(differences) or f"{latent} rows a head",
+        differences,
+        [*places, consumer],
+    )
 
 
 def fused_rows(context: Context) -> Finding:
@@ -116,12 +120,16 @@ def draft_layer_absorbed(context: Context) -> Finding:
             and max(made, default=0) <= call.lineno < loop.lineno
         ]
         right = [call for call in appended if call.args and ast.unparse(call.args[0]) == "num_layers"]
-        guarded = [c for c in right if any("mtp" in ast.unparse(p.test) for p in demo.parents(c) if isinstance(p, ast.If))]
+        guarded = [
+            c for c in right if any("mtp" in ast.unparse(p.test) for p in demo.parents(c) if isinstance(p, ast.If))
+        ]
         if not guarded:
             differences.append(f"a loop over {name} leaves out the draft's layer (num_layers) when MTP is on")
-        places += [demo.evidence(node) for node in guarded or [loop]]
+        places += [demo.evidence(call) for call in guarded] or [demo.evidence(loop)]
     actual = "; ".join(sorted(set(differences))) or f"appended before each of {len(places)} loops"
-    return judge("the draft's layer, at index num_layers, is absorbed too", actual, differences, places, reference.evidence)
+    return judge(
+        "the draft's layer, at index num_layers, is absorbed too", actual, differences, places, reference.evidence
+    )
 
 
 def absorbed_equals_unabsorbed(context: Context) -> Finding:
@@ -141,26 +149,40 @@ def absorbed_equals_unabsorbed(context: Context) -> Finding:
             places.append(demo.evidence(node))
             found.append(span)
             if span != spans_due["W_UV"]:
-                differences.append(f"W_UV is taken from rows {_words(span)} of a head's kv_b_proj, "
-                                   f"{_words(spans_due['W_UV'])} due")  # fmt: skip
+                differences.append(
+                    f"W_UV is taken from rows {_words(span)} of a head's kv_b_proj, {_words(spans_due['W_UV'])} due"
+                )
     if not found and "weights" not in context.probes:
-        raise NotFound("anchor-absent", f"{demo.path}: no slice of kv_b_proj that becomes W_UV (--execute tells by numbers)")
+        raise NotFound(
+            "anchor-absent", f"{demo.path}: no slice of kv_b_proj that becomes W_UV (--execute tells by numbers)"
+        )
     actual = "; ".join(sorted(set(differences))) or (f"W_UV = rows {_words(found[0])}" if found else "by numbers only")
     note = ""
     if "weights" in context.probes:
         worst = {"score": 0.0, "output": 0.0}
         for result in _absorbed(context):
+            if "mismatch" in result:
+                differences.append("the absorbed weights do not multiply with latent attention")
+                continue
             for what in worst:
                 error = result[f"{what}_error"]
                 if error is None:
                     continue
                 worst[what] = max(worst[what], error)
                 if not error <= TOLERANCE:
-                    differences.append(f"{what}s of absorbed attention differ from the unabsorbed ones (relative L2 > 1e-5)")
+                    differences.append(
+                        f"{what}s of absorbed attention differ from the unabsorbed ones (relative L2 > 1e-5)"
+                    )
         note = f"relative L2 error on tiny dimensions: scores {worst['score']:.2e}, output {worst['output']:.2e}"
         places += [demo.at(result["line"]) for result in _absorbed(context) if not places]
-    return judge(f"W_UV = rows {_words(spans_due['W_UV'])}; absorbed attention equals unabsorbed (relative L2 <= 1e-5)",
-                 actual, differences, places, order.evidence, note)  # fmt: skip
+    return judge(
+        f"W_UV = rows {_words(spans_due['W_UV'])}; absorbed attention equals unabsorbed (relative L2 <= 1e-5)",
+        actual,
+        differences,
+        places,
+        order.evidence,
+        note,
+    )
 
 
 def _value_rows(demo: PythonSource, loop: ast.For) -> list[tuple[ast.AST, tuple[int, int]]]:
@@ -218,7 +240,9 @@ def shard_rules(source: PythonSource) -> list[tuple[re.Pattern[str], int | None,
     return best
 
 
-def _dimension(rules: list[tuple[re.Pattern[str], int | None, Evidence]], name: str) -> tuple[int | None, Evidence] | None:
+def _dimension(
+    rules: list[tuple[re.Pattern[str], int | None, Evidence]], name: str
+) -> tuple[int | None, Evidence] | None:
     key = name if name.startswith(("model.", "lm_head")) else f"model.layers.{g.FIRST_MOE_LAYER}.{name}"
     return next(((dim, where) for regex, dim, where in rules if regex.search(f"{key}.weight")), None)
 
@@ -242,10 +266,15 @@ def sharded_as_reference(context: Context) -> Finding:
         for name, problem in sorted(context.probe("weights")["shards"].items()):
             differences.append(f"{name}: {problem}")
             harmless.append(False)
-    return judge("each weight sharded on the dimension on which vLLM's layer class shards it",
-                 "; ".join(differences) or "as vLLM", differences, places, reference,
-                 "the vocabulary replicated on every rank gives the same numbers" if any(harmless) else "",
-                 deferred=all(harmless))  # fmt: skip
+    return judge(
+        "each weight sharded on the dimension on which vLLM's layer class shards it",
+        "; ".join(differences) or "as vLLM",
+        differences,
+        places,
+        reference,
+        "the vocabulary replicated on every rank gives the same numbers" if any(harmless) else "",
+        deferred=all(harmless),
+    )
 
 
 def _dim(value: int | None) -> str:
@@ -260,8 +289,12 @@ def builder_shard_rules(context: Context) -> Finding:
         for name in sorted(context.reference.shards)
         if (a := _dimension(ours, name)) and (b := _dimension(demo, name)) and a[0] != b[0]
     ]
-    return judge("the builder's list agrees with the demo's", "; ".join(differences) or "they agree", differences,
-                 [ours[0][2], demo[0][2]])  # fmt: skip
+    return judge(
+        "the builder's list agrees with the demo's",
+        "; ".join(differences) or "they agree",
+        differences,
+        [ours[0][2], demo[0][2]],
+    )
 
 
 def converted_equals_in_memory(context: Context) -> Finding:
@@ -287,16 +320,22 @@ def converted_equals_in_memory(context: Context) -> Finding:
     written = _written_keys(convert, main)
     for name in sorted(stored - written - {"q_b_proj_scale_inv"}):
         if not name.endswith("_scale_inv"):
-            differences.append(f"{name}: {'folded' if name == 'o_proj' else 'produced'} in memory, not by the converter")
+            differences.append(
+                f"{name}: {'folded' if name == 'o_proj' else 'produced'} in memory, not by the converter"
+            )
     ranged = [n for n in ast.walk(main) if isinstance(n, ast.For) and convert.calls("absorb_kv_into_q", n)]
     for loop in ranged:
         text = ast.unparse(loop.iter)
         if not re.search(r"num_layers\s*\+|mtp|nextn", text):
             differences.append("the draft's layer is not absorbed by the converter")
-        places.append(convert.evidence(loop))
+            places.append(convert.evidence(loop))
     actual = "; ".join(sorted(set(differences))) or "the same"
-    return judge("the same keys, layers and shard dimensions whichever way the weights are loaded", actual, differences,
-                 [*places, *(demo.evidence(loop) for loop in loops)])  # fmt: skip
+    return judge(
+        "the same keys, layers and shard dimensions whichever way the weights are loaded",
+        actual,
+        differences,
+        places or [demo.evidence(loop) for loop in loops],
+    )
 
 
 def _written_keys(source: PythonSource, function: ast.AST) -> set[str]:
@@ -323,15 +362,22 @@ def gate_and_up_apart(context: Context) -> Finding:
     differences, places = [], []
     for loop in loops:
         branch = [
-            n for n in ast.walk(loop) if isinstance(n, ast.If) and "w13" in ast.unparse(n.test) and _halves(demo, n.body)
+            n
+            for n in ast.walk(loop)
+            if isinstance(n, ast.If) and "w13" in ast.unparse(n.test) and _halves(demo, n.body)
         ]
         places.append(demo.evidence(branch[0] if branch else loop))
         if not branch:
             differences.append("w13 is sharded whole: a rank gets all gates or all ups instead of its part of both")
     if "weights" in context.probes and (problem := context.probe("weights")["shards"].get("mlp.experts.w13")):
         differences.append(f"w13: {problem}")
-    return judge("w13 is split into gate and up before it is sharded", "; ".join(sorted(set(differences))) or "split first",
-                 differences, places, reference.evidence)  # fmt: skip
+    return judge(
+        "w13 is split into gate and up before it is sharded",
+        "; ".join(sorted(set(differences))) or "split first",
+        differences,
+        places,
+        reference.evidence,
+    )
 
 
 def _halves(demo: PythonSource, body: list[ast.stmt]) -> bool:
@@ -341,23 +387,70 @@ def _halves(demo: PythonSource, body: list[ast.stmt]) -> bool:
 
 
 RULES = [
-    Rule("W01", "every form of the absorbed weights exists for every layer", "crash",
-         "A kernel whose weights were never made reads a key that is not there, or another form's rows.", forms_present),
-    Rule("W02", "q_b_nope has the rows its consumer reads", "wrong-output",
-         "A row count that differs from the kernel's shifts every head but the first.", nope_rows, "weights"),
-    Rule("W03", "q_b_proj is [H*576, q_lora] after absorption", "wrong-output",
-         "Decode reads 576 rows a head: 512 latent, 64 rope.", fused_rows, "weights"),
-    Rule("W04", "the draft's layer is absorbed too", "wrong-output",
-         "An unabsorbed draft layer makes every drafted token garbage, and MTP slower than none.", draft_layer_absorbed),
-    Rule("W05", "absorbed attention equals unabsorbed attention", "wrong-output",
-         "kv_b_proj holds W_UK, then W_UV. The wrong rows keep every shape and give fluent nonsense.",
-         absorbed_equals_unabsorbed),
-    Rule("W06", "shard dimensions are those of vLLM's layer classes", "wrong-output",
-         "A weight cut along the wrong dimension still has a shape that multiplies.", sharded_as_reference),
-    Rule("W07", "the builder's shard rules agree with the demo's", "wrong-output",
-         "Two lists that must agree, and are edited one at a time.", builder_shard_rules, required=False),
-    Rule("W08", "a converted checkpoint equals the in-memory conversion", "wrong-output",
-         "The same model must come out of both load paths.", converted_equals_in_memory),
-    Rule("W09", "w13 is split into gate and up before sharding", "wrong-output",
-         "Cut whole, rank 0 holds gates only and the last rank ups only.", gate_and_up_apart),
-]  # fmt: skip
+    Rule(
+        "W01",
+        "every form of the absorbed weights exists for every layer",
+        "crash",
+        "A kernel whose weights were never made reads a key that is not there, or another form's rows.",
+        forms_present,
+    ),
+    Rule(
+        "W02",
+        "q_b_nope has the rows its consumer reads",
+        "wrong-output",
+        "A row count that differs from the kernel's shifts every head but the first.",
+        nope_rows,
+        "weights",
+    ),
+    Rule(
+        "W03",
+        "q_b_proj is [H*576, q_lora] after absorption",
+        "wrong-output",
+        "Decode reads 576 rows a head: 512 latent, 64 rope.",
+        fused_rows,
+        "weights",
+    ),
+    Rule(
+        "W04",
+        "the draft's layer is absorbed too",
+        "wrong-output",
+        "An unabsorbed draft layer makes every drafted token garbage, and MTP slower than none.",
+        draft_layer_absorbed,
+    ),
+    Rule(
+        "W05",
+        "absorbed attention equals unabsorbed attention",
+        "wrong-output",
+        "kv_b_proj holds W_UK, then W_UV. The wrong rows keep every shape and give fluent nonsense.",
+        absorbed_equals_unabsorbed,
+    ),
+    Rule(
+        "W06",
+        "shard dimensions are those of vLLM's layer classes",
+        "wrong-output",
+        "A weight cut along the wrong dimension still has a shape that multiplies.",
+        sharded_as_reference,
+    ),
+    Rule(
+        "W07",
+        "the builder's shard rules agree with the demo's",
+        "wrong-output",
+        "Two lists that must agree, and are edited one at a time.",
+        builder_shard_rules,
+        required=False,
+    ),
+    Rule(
+        "W08",
+        "a converted checkpoint equals the in-memory conversion",
+        "wrong-output",
+        "The same model must come out of both load paths.",
+        converted_equals_in_memory,
+    ),
+    Rule(
+        "W09",
+        "w13 is split into gate and up before sharding",
+        "wrong-output",
+        "Cut whole, rank 0 holds gates only and the last rank ups only.",
+        gate_and_up_apart,
+    ),
+]
