@@ -73,7 +73,7 @@ def audit(mpk: Path, reference: Path, execute: bool = False) -> Report:
     before = context.mpk.fingerprint()
     if execute:
         context.probes = run_probes(context)
-    outcomes = judged(context, execute)
+    outcomes = [outcome(rule, context, execute) for rule in all_rules()]
     changed = context.mpk.fingerprint() != before
     return concluded(
         Report(
@@ -90,11 +90,6 @@ def audit(mpk: Path, reference: Path, execute: bool = False) -> Report:
             outcomes=outcomes,
         )
     )
-
-
-def judged(context: Context, executed: bool) -> list[Outcome]:
-    """Every rule's outcome, in the order of the report."""
-    return [_outcome(rule, context, executed) for rule in all_rules()]
 
 
 def run_probes(context: Context) -> dict[str, Any]:
@@ -122,7 +117,8 @@ def configurations() -> list[dict[str, int]]:
     return [*sizes, *ranks, *one_split]
 
 
-def _outcome(rule: Rule, context: Context, executed: bool) -> Outcome:
+def outcome(rule: Rule, context: Context, executed: bool) -> Outcome:
+    """One rule's finding. A rule that raises is not-found, with what it raised: never a pass."""
     try:
         finding = rule.check(context)
     except NotFound as error:
@@ -192,15 +188,15 @@ def against(report: Report, path: Path) -> Report:
         raise UsageError(f"--baseline {path}: no report of `drift --json`: {short(str(error), 100)}") from None
     if saved.schema != SCHEMA:
         raise UsageError(f"--baseline {path}: has schema {saved.schema}, {SCHEMA} was due; write it anew")
-    known = {outcome.id: outcome.finding for outcome in saved.outcomes}
-    for outcome in report.outcomes:
-        was = known.get(outcome.id)
-        if outcome.status == "drift":
+    known = {saved_one.id: saved_one.finding for saved_one in saved.outcomes}
+    for now in report.outcomes:
+        was = known.get(now.id)
+        if now.status == "drift":
             old = set(was.differences) if was else set()
-            outcome.new = [d for d in outcome.finding.differences if d not in old]
-        elif outcome.status == "not-found" and (was is None or was.status != "not-found"):
-            outcome.new = [f"not found any more: {outcome.finding.actual}"]
+            now.new = [difference for difference in now.finding.differences if difference not in old]
+        elif now.status == "not-found" and (was is None or was.status != "not-found"):
+            now.new = [f"not found any more: {now.finding.actual}"]
         else:
-            outcome.new = []
+            now.new = []
     report.baseline = str(path)
     return concluded(report)

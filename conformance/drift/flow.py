@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -30,10 +31,6 @@ class Step:
             if "linear" not in function:
                 return line
         return self.frames[0][1] if self.frames else 1
-
-    @property
-    def functions(self) -> list[str]:
-        return [function for function, _ in self.frames]
 
 
 class Flow:
@@ -101,6 +98,14 @@ class Flow:
         for step in self.steps:
             if any(re.search(pattern, step.layer) for pattern in patterns):
                 yield step
+
+    def drafting(self, step: Step) -> bool:
+        """Whether a step belongs to the draft: it comes at or behind the first that reads enorm."""
+        return step.index >= self._first_draft
+
+    @cached_property
+    def _first_draft(self) -> int:
+        return next((s.index for s in self.steps if self.uses(s, "enorm")), len(self.steps))
 
     def attention(self) -> list[Step]:
         """Steps that run attention proper: prefill, decode or both."""

@@ -84,10 +84,22 @@ def _reachable(source: CxxSource, branches: list[_Branch], at: int, tp: int) -> 
         terms = [term for term in branch.condition.split("&&" if inside else "||") if _NAME.search(term)]
         for term in terms:
             holds = _where(term, constants)
-            if holds is not None:
-                allowed &= holds if inside else ALL - holds
-                evidence.append(source.evidence(branch.at, "Q_LEN gate"))
+            if holds is None:
+                continue
+            allowed &= holds if inside else ALL - (holds & _within(branch, branches, at, constants))
+            evidence.append(source.evidence(branch.at, "Q_LEN gate"))
     return allowed, evidence
+
+
+def _within(inner: _Branch, branches: list[_Branch], at: int, constants: dict[str, int]) -> frozenset[int]:
+    """The Q_LEN with which a branch itself is reached through the branches around it that are not around `at`."""
+    reached = ALL
+    for outer in branches:
+        if outer.body[0] <= inner.at < outer.body[1] and not outer.body[0] <= at <= outer.body[1]:
+            for term in outer.condition.split("&&"):
+                holds = _where(term, constants)
+                reached &= ALL if holds is None else holds
+    return reached
 
 
 def _where(term: str, constants: dict[str, int]) -> frozenset[int] | None:

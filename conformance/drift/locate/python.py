@@ -58,10 +58,27 @@ class PythonSource:
         for part in ast.walk(node):
             text = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ""
             if text and text not in known:
-                above = [a for a in self.assignments(text, scope) if a.lineno < node.lineno and a.value is not None]
-                if above and above[-1].value is not None:
-                    known[text] = self.resolve(above[-1].value, known, scope)
+                above = [value for at, value in self.values(text, scope) if at < node.lineno]
+                if above:
+                    known[text] = self.resolve(above[-1], known, scope)
         return evaluate(node, known)
+
+    def values(self, target: str, scope: ast.AST | None = None) -> list[tuple[int, ast.expr]]:
+        """(line, value) of what is assigned to `target`, in `a, b = x, y` too; in source order."""
+        return [(node.lineno, value) for node, value in self._values.get(target, []) if _within(node, scope)]
+
+    @cached_property
+    def _values(self) -> dict[str, list[tuple[ast.stmt, ast.expr]]]:
+        found: dict[str, list[tuple[ast.stmt, ast.expr]]] = {}
+        for node in (n for n in ast.walk(self.tree) if isinstance(n, ast.Assign | ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                pairs = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = list(zip(target.elts, node.value.elts, strict=False))
+                for part, value in pairs:
+                    if value is not None:
+                        found.setdefault(ast.unparse(part), []).append((node, value))
+        return {text: sorted(pairs, key=lambda pair: pair[0].lineno) for text, pairs in found.items()}
 
     def qualname(self, node: ast.AST) -> str:
         return self._names.get(id(node), "")

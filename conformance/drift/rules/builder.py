@@ -133,7 +133,7 @@ def chunked_prefill(context: Context) -> Finding:
             if "prefill" not in step.layer:
                 continue
             steps.append(step)
-            draft = any("mtp" in name or "prefix" in name for name in step.functions)
+            draft = flow.drafting(step)
             unabsorbed = "tp8" in step.layer
             if unabsorbed == draft:
                 differences.append(f"{'the draft' if draft else 'the main model'} uses {step.layer}")
@@ -216,6 +216,8 @@ def partial_sums_reduced(context: Context) -> Finding:
                         over_added[tensor] = step
                 elif source is not None and summing:
                     partial[tensor] = source
+    if not differences:
+        steps = [s for flow in traced(context, lambda flow: flow.ranks > 1) for s in flow.with_layer("allreduce")]
     actual = "; ".join(sorted(set(differences))) or "each once"
     return judge(
         "each row-parallel product passes one AllReduce before the residual and the next norm (TP > 1)",
@@ -235,7 +237,7 @@ def _full_residual(flow: Flow, step: Step, partial: dict[int, Step]) -> int | No
 
 def _weight(flow: Flow, step: Step) -> str:
     keys = [re.sub(r"\.weight.*", "", key) for key in flow.weight_keys(step)]
-    return f"{'the draft layer' if any('mtp' in f for f in step.functions) else 'layer'} {', '.join(sorted(set(keys)))}"
+    return f"{'the draft layer' if flow.drafting(step) else 'layer'} {', '.join(sorted(set(keys)))}"
 
 
 def _reads(flow: Flow, step: Step) -> str:

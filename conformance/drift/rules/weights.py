@@ -32,7 +32,7 @@ def _stored(demo: PythonSource, loop: ast.AST) -> dict[str, ast.AST]:
     """Keys of state_dict that a loop assigns: `self_attn.q_b_proj` -> the assignment."""
     found: dict[str, ast.AST] = {}
     for node in ast.walk(loop):
-        for target in node.targets if isinstance(node, ast.Assign) else []:
+        for target in _targets(node):
             if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "state_dict":
                 text = _key(demo, loop, target.slice)
                 if text:
@@ -40,10 +40,16 @@ def _stored(demo: PythonSource, loop: ast.AST) -> dict[str, ast.AST]:
     return found
 
 
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What a statement assigns, tuples taken apart."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [part for t in targets for part in (t.elts if isinstance(t, ast.Tuple) else [t])]
+
+
 def _key(source: PythonSource, scope: ast.AST, node: ast.expr) -> str | None:
     if isinstance(node, ast.Name):
-        assigned = source.assignments(ast.unparse(node), scope)
-        return key_text(assigned[0].value) if assigned and assigned[0].value else None
+        assigned = source.values(node.id, scope)
+        return key_text(assigned[0][1]) if assigned else None
     return key_text(node)
 
 
@@ -64,11 +70,13 @@ def forms_present(context: Context) -> Finding:
 
 
 def _absorbed(context: Context) -> list[dict[str, Any]]:
+    """Results of the lifted absorption loops, by loop and head sizes. Raises NotFound where none ran."""
     found: list[dict[str, Any]] = context.probe("weights")["absorbed"]
-    for result in found:
-        if "error" in result:
-            raise NotFound("not-evaluated", f"{DEMO}:{result['line']}: {result['error']}")
-    return found
+    ran = [result for result in found if "error" not in result]
+    if not ran:
+        words = f"{DEMO}:{found[0]['line']}: {found[0]['error']}" if found else f"{DEMO}: no absorption loop"
+        raise NotFound("not-evaluated", words)
+    return ran
 
 
 def nope_rows(context: Context) -> Finding:
@@ -173,6 +181,9 @@ def absorbed_equals_unabsorbed(context: Context) -> Finding:
                     differences.append(
                         f"{what}s of absorbed attention differ from the unabsorbed ones (relative L2 > 1e-5)"
                     )
+        failed = [r for r in context.probe("weights")["absorbed"] if "error" in r]
+        if failed and not differences:
+            raise NotFound("not-evaluated", f"{DEMO}:{failed[0]['line']}: {failed[0]['error']}")
         note = f"relative L2 error on tiny dimensions: scores {worst['score']:.2e}, output {worst['output']:.2e}"
         places += [demo.at(result["line"]) for result in _absorbed(context) if not places]
     return judge(
@@ -342,7 +353,7 @@ def _written_keys(source: PythonSource, function: ast.AST) -> set[str]:
     """Last parts of keys of `weights[...]` that a function assigns: {"q_b_proj"}."""
     found = set()
     for node in ast.walk(function):
-        for target in node.targets if isinstance(node, ast.Assign) else []:
+        for target in _targets(node):
             if isinstance(target, ast.Subscript) and (text := _key(source, function, target.slice)):
                 found.add(re.sub(r"\.weight$", "", text).rsplit(".", 1)[-1].split("}")[-1])
     return found

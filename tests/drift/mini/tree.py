@@ -134,7 +134,7 @@ def _written(root: Path, files: dict[Path, str]) -> Path:
 
 def wrappers() -> str:
     """persistent_kernel.py: flags, the kernel's limits, one method a task; TP variants share helpers."""
-    head = '''"""The mini-checkout's wrappers."""
+    head = '''"""The mini-checkout's wrappers; verified with NVSHMEM 3.6.5 and CUDA 13.2."""
 import os
 
 from ..core import CyKNGraph, CyTBGraph
@@ -143,7 +143,7 @@ from .multigpu import auto_select_allreduce_implementation
 
 
 def get_compile_command(mpk, target_cc, use_nvshmem):
-    _rdc_false = os.environ.get("MPK_RDC_FALSE", "0") == "1"  # verified with NVSHMEM 3.6.5, CUDA 13.2
+    _rdc_false = os.environ.get("MPK_RDC_FALSE", "0") == "1"
     flags = ["-rdc=false" if (not use_nvshmem or _rdc_false) else "-rdc=true", "-lcuda"]
     flags += [f"-DMPK_MAX_NUM_BATCHED_REQUESTS={mpk.max_num_batched_requests}"]
     flags += [f"-DMPK_MAX_NUM_BATCHED_TOKENS={mpk.max_num_batched_tokens}"]
