@@ -97,11 +97,18 @@ def run_probes(context: Context) -> dict[str, Any]:
     from conformance.drift.scheduler import run_scheduler
 
     root = str(context.mpk.root)
-    return {
-        "weights": run_probe("weights", {"root": root, "demo": DEMO, "convert": CONVERT}),
-        "trace": run_probe("trace", {"root": root, "configurations": configurations()}),
-        "scheduler": run_scheduler(context),
-    }
+    found: dict[str, Any] = {"scheduler": run_scheduler(context)}
+    try:
+        for path in (DEMO, CONVERT):
+            context.mpk.file(path)  # what a probe reads is within the tree, too
+        found["weights"] = run_probe("weights", {"root": root, "demo": DEMO, "convert": CONVERT})
+    except NotFound as error:
+        found["weights"] = error.words
+    if strays := context.mpk.strays("python/mirage", ".py"):
+        found["trace"] = f"{strays[0]}: leads out of the checkout, which is not followed"
+    else:
+        found["trace"] = run_probe("trace", {"root": root, "configurations": configurations()})
+    return found
 
 
 def configurations() -> list[dict[str, int]]:

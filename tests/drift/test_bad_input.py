@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -81,6 +82,22 @@ def test_folder_linked_out_of_the_tree(tmp_path: Path, mpk: Path, vllm: Path) ->
     (mpk / "demo").rename(tmp_path / "demo")
     (mpk / "demo").symlink_to(tmp_path / "demo")
     assert findings(mpk, vllm, "", "W05")["W05"].status == "not-found"
+
+
+def test_links_are_not_followed_to_run_either(tmp_path: Path, mpk: Path, vllm: Path) -> None:
+    for path in (DEMO, "python/mirage/mpk/speculative.py"):
+        outside = tmp_path / Path(path).name
+        (mpk / path).rename(outside)
+        (mpk / path).symlink_to(outside)
+    found = audit.run_probes(Context(mpk, vllm))
+    assert all("leads out of the checkout" in found[name] for name in ("weights", "trace"))
+
+
+def test_no_regular_file(mpk: Path, vllm: Path) -> None:
+    (mpk / DEMO).unlink()
+    os.mkfifo(mpk / DEMO)
+    found = findings(mpk, vllm, "", "W05")["W05"]
+    assert (found.status, found.reason) == ("not-found", "unparsed")
 
 
 def test_link_within_the_tree(mpk: Path, vllm: Path) -> None:

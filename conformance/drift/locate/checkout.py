@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 from conformance.drift.finding import Evidence, NotFound
@@ -51,7 +52,10 @@ class Checkout:
         if path not in self._files:
             target = self._inside(path)
             try:
-                if target.stat().st_size > MAX_BYTES:
+                status = target.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    raise NotFound("unparsed", f"{path}: no regular file")
+                if status.st_size > MAX_BYTES:
                     raise NotFound("unparsed", f"{path}: larger than {MAX_BYTES >> 20} MiB, no source")
                 self._files[path] = SourceFile(path, target.read_bytes())
             except (FileNotFoundError, NotADirectoryError):
@@ -59,6 +63,11 @@ class Checkout:
             except OSError as error:
                 raise NotFound("unparsed", f"{path}: not readable: {error.strerror}") from None
         return self._files[path]
+
+    def strays(self, folder: str, suffix: str) -> list[str]:
+        """Paths below `folder` that end in `suffix` and are no file of the tree: links out of it, for one."""
+        found = (os.path.relpath(path, self.root) for path in (self.root / folder).rglob(f"*{suffix}"))
+        return sorted(path for path in found if not self.has(path))
 
     def under(self, folder: str, suffix: str) -> list[str]:
         """Paths of the files below `folder` that end in `suffix`, sorted; files out of the tree are left out."""

@@ -181,51 +181,87 @@ def reduce_where_split(context: Context) -> Finding:
 def partial_sums_reduced(context: Context) -> Finding:
     """Taint: what a row-parallel weight gives is partial; it must be reduced once, before anything but a sum."""
     reference = context.reference.row_parallel
-    differences: list[str] = []
-    steps: list[Step] = []
-    for flow in traced(context, lambda flow: flow.ranks > 1):
-        partial: dict[int, Step] = {}  # tensor -> the row-parallel step it comes from
-        over_added: dict[int, Step] = {}
-        for step in flow.steps:
-            source = next((partial[t] for t in step.reads if t in partial), None)
-            row = [n for n in reference.value if any(key.startswith(f"{n}.") for key in flow.weight_keys(step))]
-            summing = step.layer in _LINEAR_IN_SUMS
-            if "allreduce" in step.layer:
-                if source is None:
-                    differences.append(f"{_reads(flow, step)} is reduced, and is no partial sum")
-                    steps.append(step)
-                early = over_added.get(flow.given(step, "input") or -1)
-                if early is not None:
-                    differences.append(f"a residual is added to {_weight(flow, early)} before the reduce")
-                    steps += [early, step]
-            elif source is not None and not summing:
-                differences.append(f"the partial sum of {_weight(flow, source)} reaches {step.layer} unreduced")
-                steps += [source, step]
-                for tensor in step.reads:  # told once
-                    partial.pop(tensor, None)
-            elif source is not None and summing and (late := _full_residual(flow, step, partial)) is not None:
-                differences.append(f"{flow.name(late)} is added to the partial sum of {_weight(flow, source)}")
-                steps += [source, step]
-                source = None
-            for tensor in step.writes:
-                partial.pop(tensor, None)
-                over_added.pop(tensor, None)
-                if row:
-                    partial[tensor] = step
-                    if flow.given(step, "residual") is not None:
-                        over_added[tensor] = step
-                elif source is not None and summing:
-                    partial[tensor] = source
-    if not differences:
-        steps = [s for flow in traced(context, lambda flow: flow.ranks > 1) for s in flow.with_layer("allreduce")]
-    actual = "; ".join(sorted(set(differences))) or "each once"
+    taint = _Taint(reference.value)
+    flows = traced(context, lambda flow: flow.ranks > 1)
+    places = [place for flow in flows for place in _where(context, taint.follow(flow))]
+    if not taint.differences:
+        places = [p for flow in flows for p in _where(context, list(flow.with_layer("allreduce")))]
     return judge(
         "each row-parallel product passes one AllReduce before the residual and the next norm (TP > 1)",
-        actual,
-        differences,
-        _where(context, steps),
+        "; ".join(sorted(set(taint.differences))) or "each once",
+        taint.differences,
+        places,
         reference.evidence,
     )
+
+
+class _Taint:
+    """Follows partial sums through a flow. `row`: checkpoint names whose products are partial."""
+
+    def __init__(self, row: list[str]) -> None:
+        self.row = row
+        self.differences: list[str] = []
+
+    def follow(self, flow: Flow) -> list[Step]:
+        """The steps where something is wrong."""
+        self.partial: dict[int, Step] = {}  # tensor -> the row-parallel step that it comes from
+        self.early: dict[int, Step] = {}  # tensor -> the step that added a residual to it before any reduce
+        self.taken: set[int] = set()  # partial tensors that a reduce or a sum has read
+        self.steps: list[Step] = []
+        for step in flow.steps:
+            self._written(flow, step, self._read(flow, step))
+        self._lost(flow, list(self.partial))
+        return self.steps
+
+    def _read(self, flow: Flow, step: Step) -> Step | None:
+        """Judges what a step reads; the source of the partial sum that its output then still is."""
+        tensors = [t for t in step.reads if t in self.partial]
+        source = self.partial[tensors[0]] if tensors else None
+        self.taken.update(tensors)
+        if "allreduce" in step.layer:
+            early = self.early.get(flow.given(step, "input") or -1)
+            if source is None:
+                self._tell(f"{_reads(flow, step)} is reduced, and is no partial sum", step)
+            if early is not None:
+                self._tell(f"a residual is added to {_weight(flow, early)} before the reduce", early, step)
+            return None
+        if source is None:
+            return None
+        if step.layer not in _LINEAR_IN_SUMS:
+            self._tell(f"the partial sum of {_weight(flow, source)} reaches {step.layer} unreduced", source, step)
+            for tensor in tensors:  # told once
+                del self.partial[tensor]
+            return None
+        whole = _full_residual(flow, step, self.partial)
+        if whole is None:
+            return source
+        self._tell(f"{flow.name(whole)} is added to the partial sum of {_weight(flow, source)}", source, step)
+        return None
+
+    def _written(self, flow: Flow, step: Step, source: Step | None) -> None:
+        product = any(key.startswith(f"{name}.") for name in self.row for key in flow.weight_keys(step))
+        self._lost(flow, [t for t in step.writes if t in self.partial])
+        for tensor in step.writes:
+            self.partial.pop(tensor, None)
+            self.early.pop(tensor, None)
+            self.taken.discard(tensor)
+            if product:
+                self.partial[tensor] = step
+                if flow.given(step, "residual") is not None:
+                    self.early[tensor] = step
+            elif source is not None:
+                self.partial[tensor] = source
+
+    def _lost(self, flow: Flow, tensors: list[int]) -> None:
+        for tensor in tensors:
+            if tensor not in self.taken:
+                self._tell(
+                    f"the partial sum of {_weight(flow, self.partial[tensor])} is never reduced", self.partial[tensor]
+                )
+
+    def _tell(self, words: str, *steps: Step) -> None:
+        self.differences.append(words)
+        self.steps += steps
 
 
 def _full_residual(flow: Flow, step: Step, partial: dict[int, Step]) -> int | None:
