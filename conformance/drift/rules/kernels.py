@@ -309,28 +309,26 @@ def metadata_set(context: Context) -> Finding:
 
 def windows_apart(context: Context) -> Finding:
     """Gathered KV: a window's start must not depend on the request's own length, or windows overlap."""
-    differences, places = [], []
+    differences, places, wrong = [], [], []
     for layer in layers_called(context.builder):
         if not re.match(r"mla_kv_gather\w*_layer$", layer):
             continue
         for arm in context.arms_of(layer):
             codegen = context.codegen(arm)
             places.append(codegen.evidence)
-            flat = " ".join(codegen.text.split())
-            for name, offset in re.findall(r"auto \*(\w+) = ([^;]*\bbi_ \*[^;]*);", flat):
-                if "MPK_MAX_SEQ_LENGTH" not in offset:
-                    term = re.search(r"bi_ \* (\w+)", offset)
-                    differences.append(
-                        f"{arm.name}: {name.rstrip('_')} starts at bi_ * {term[1] if term else '?'}, "
-                        "the request's own length"
-                    )
+            for line in codegen.lines:
+                found = re.search(r"auto \*(\w+) = [^;]*\bbi_ \* (\w+)", " ".join(line.filled.split()))
+                if found and "MPK_MAX_SEQ_LENGTH" not in line.filled:
+                    starts = f"{found[1].rstrip('_')} starts at bi_ * {found[2]}, the request's own length"
+                    differences.append(f"{arm.name}: {starts}")
+                    wrong.append(context.tasks.register.file.evidence(line.line, arm.register))
     if not places:
         raise NotFound("anchor-absent", f"{WRAPPERS}: no KV gather layer is called")
     return judge(
         "each request's gathered KV starts at a fixed stride (MPK_MAX_SEQ_LENGTH)",
         "; ".join(sorted(set(differences))) or "so",
         differences,
-        places,
+        wrong or places,
     )
 
 
