@@ -200,8 +200,8 @@ class Context:
 
     @property
     def padded(self) -> bool:
-        """Does this tensor-parallel size need padding at all?"""
-        return bool(expected.needs_padding(self.geometry, self.target.tp))
+        """Is virtual TP needed, so that tails must be written? Rounding for a kernel asks for no more than zeros."""
+        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
 
     @property
     def virtual(self) -> bool:

@@ -500,6 +500,42 @@ _WRITTEN = (
         model=model.shifted("attn.kv_norm"),
     ),
     Fault(
+        "model-norms-interchanged",
+        "attention norm and feed-forward norm, of one shape, change places",
+        ("loader.replicated.whole", "loader.checkpoint.every"),
+        model=model.swapped(".attn_norm.", ".ffn_norm."),
+    ),
+    Fault(
+        "model-vocab-interchanged",
+        "embedding and output head, of one shape, change places",
+        ("loader.vocab.offsets",),
+        model=model.swapped("embed.", "head."),
+    ),
+    Fault(
+        "model-rounded",
+        "what is F32 in the checkpoint is rounded to BF16 on the way",
+        ("loader.replicated.whole",),
+        model=model.rounded,
+    ),
+    Fault(
+        "model-long-numbers",
+        "scales of experts from 10 on are dropped without a word",
+        ("loader.checkpoint.every",),
+        model=model.far(r".*\.experts\.\d\d+\.w[123]\.scale"),
+    ),
+    Fault(
+        "model-late-layer",
+        "the last layer's tensors are dropped without a word",
+        ("loader.checkpoint.every",),
+        model=model.far(r"layers\.11\..*"),
+    ),
+    Fault(
+        "draft-norms-interchanged",
+        "only the draft model's enorm and hnorm change places",
+        ("loader.draft.replicated",),
+        model=model.swapped("enorm", "hnorm", draft=True),
+    ),
+    Fault(
         "model-silent-drop",
         "a bias of the router is dropped without a word",
         ("loader.checkpoint.consumed", "loader.replicated.whole"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,14 +30,33 @@ def shifted(fragment: str, end: str = "", dim: int = 0, draft: bool = False) -> 
     return ModelFault(hand=hand)
 
 
-def swapped(first: str, second: str) -> ModelFault:
+def swapped(first: str, second: str, draft: bool = False) -> ModelFault:
     """Two tensors of every layer change places."""
 
     def hand(request: ModelRequest, one: Coded) -> Coded:
         for a, b in ((first, second), (second, first)):
-            if a in one.name and not request.draft:
+            if a in one.name and request.draft == draft:
                 return msgspec.structs.replace(one, name=one.name.replace(a, b))
         return one
+
+    return ModelFault(hand=hand)
+
+
+def _rounded(request: ModelRequest, one: Coded) -> Coded:
+    """F32 tensors lose what BF16 does not hold."""
+    import torch
+
+    if one.dtype != "F32" or request.draft:
+        return one
+    values = torch.frombuffer(bytearray(one.codes), dtype=torch.float32).bfloat16().float()
+    return msgspec.structs.replace(one, codes=values.numpy().tobytes())
+
+
+def far(pattern: str) -> ModelFault:
+    """Tensors whose whole name fits are dropped without a word."""
+
+    def hand(request: ModelRequest, one: Coded) -> Coded | None:
+        return None if re.fullmatch(pattern, one.name) else one
 
     return ModelFault(hand=hand)
 
@@ -80,6 +100,7 @@ def _one_row_on(request: ModelRequest, one: FromFile) -> FromFile:
     return one
 
 
+rounded = ModelFault(hand=_rounded)
 file_row = ModelFault(file=_one_row_on)
 sink_zero = ModelFault(spoil=_sink_zero)
 nameless = ModelFault(says=_nameless)

@@ -98,6 +98,8 @@ class ProvenanceMap(msgspec.Struct, frozen=True):
     traced: list[int] = []
     #: The fingerprint differed, and yet digit passes see nothing that it had not seen: no position explains it.
     unexplained: bool = False
+    #: Whole models: values of F32 came out with 8 significant bits.
+    rounded: bool = False
 
     @property
     def covered(self) -> list[int]:

@@ -11,6 +11,8 @@ import torch
 
 COUNT = 252
 ZERO, UNTOUCHED, MINUS_INF, UNKNOWN = 0, 253, 254, 255
+#: What F32 holds beside the number: lost where it was rounded to BF16 or F16 on the way.
+FRACTION = 2.0**-10
 #: Every byte of a parameter before loading: a NaN, or -1, in every dtype, and no code's byte.
 PREFILL = 0xFF
 
@@ -32,6 +34,8 @@ def encode(codes: torch.Tensor, dtype: str) -> bytes:
     if dtype in ("F8_E8M0", "U8", "I8"):
         return bytes(codes.to(torch.uint8).tolist())
     values = _number(codes) if dtype in ("BF16", "F16", "F32") else codes
+    if dtype == "F32":
+        values = values + FRACTION
     return bytes(values.to(_TORCH[dtype]).view(torch.uint8).numpy().tobytes())
 
 
@@ -62,9 +66,20 @@ def decode(elements: torch.Tensor, dtype: str) -> torch.Tensor:
     return found
 
 
+def rounded(elements: torch.Tensor, dtype: str) -> bool:
+    """Do raw elements of a float32 parameter hold whole numbers, where F32 codes have a fraction?"""
+    if dtype != "float32":
+        return False
+    values = elements.contiguous().view(torch.float32)
+    return bool((torch.isfinite(values) & (values > 128) & (values == values.round())).any())
+
+
 def _decode_floats(elements: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     found = torch.full(elements.shape, UNKNOWN, dtype=torch.uint8)
     values = elements.contiguous().view(kind).to(torch.float64)
+    if kind is torch.float32:
+        exact = values - FRACTION
+        values = torch.where((exact == exact.round()) & (exact > 128), exact, values)
     whole = torch.isfinite(values) & (values == values.round())
     low = whole & (values > 128) & (values < 256)
     high = whole & (values > 256) & (values <= 256 + 2 * (COUNT - 127)) & (values % 2 == 0)

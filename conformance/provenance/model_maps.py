@@ -136,6 +136,7 @@ def measure(loader: ModelLoader, target: Target, rank: int, tensors_: Tensors, d
         layers=tensors_.layers,
         experts=EXPERTS,
         draft=draft,
+        names=tuple(tensors_.stored),
     )
     try:
         model = loader.open_model(request)

@@ -60,6 +60,30 @@ def trace(model: WholeModel, checkpoint: dict[str, tuple[str, tuple[int, ...]]],
     return {name: _map(name, model.info.parameters[name], found, names, rank) for name, found in seen.items()}
 
 
+def where(model: WholeModel, checkpoint: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, set[str]]:
+    """tensor -> the parameters that hold anything of it: only the passes that number the tensors."""
+    names = list(checkpoint)
+    steps = [Pass("tensor", digit) for digit in range(_digits(len(names)))]
+    seen: dict[str, list[EqualRows]] = {name: [] for name in model.info.parameters}
+    for step in steps:
+        model.fill(codes.PREFILL)
+        model.load(numbered(checkpoint, step))
+        for name, stored in model.info.parameters.items():
+            found = compressed(model, name, stored, by_columns=False)
+            if isinstance(found, EqualRows):
+                seen[name].append(found)
+    held: dict[str, set[str]] = {}
+    for parameter, passes in seen.items():
+        if len(passes) < len(steps):
+            continue  # scattered: nothing of it counts as found
+        for top in sorted({start for one in passes for start in one.starts}):
+            place = _number([_line(one, top) for one in passes], model.info.parameters[parameter].dtype)
+            for number in place.number[place.state == 1].unique().tolist():
+                if 0 <= number < len(names):
+                    held.setdefault(names[number], set()).add(parameter)
+    return held
+
+
 def numbered(checkpoint: dict[str, tuple[str, tuple[int, ...]]], step: Pass) -> list[Coded]:
     """The checkpoint of one pass. Digit 0 of number n is 1 + n % 252."""
     made = []
@@ -151,7 +175,8 @@ def _map(
                     if len(boxes) > MOST_BOXES:
                         whole = Box(Span(0, 1), Span(0, rows), Span(0, cols), State.UNKNOWN)
                         return ProvenanceMap(name, rank, shape, [whole], method="digit passes: scattered")
-    return ProvenanceMap(name, rank, shape, joined(boxes), method="digit passes")
+    coarse = any(codes.rounded(line, stored.dtype) for one in by["tensor"] for line in one.lines)
+    return ProvenanceMap(name, rank, shape, joined(boxes), method="digit passes", rounded=coarse)
 
 
 def _line(one: EqualRows | EqualColumns, index: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The part of layer `loader` that takes whole models: checkpoint tensors in by name, parameters out as bytes.
 
-A stack that has it offers `model_loader()` beside `loader()`. Nothing here says where a tensor goes: that is seen.
+A stack that has it offers `model_loader()` beside `loader()`. Where a tensor goes is seen; by `homes` the adapter says
+where it belongs.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     layers: int
     experts: int
     draft: bool = False
+    #: Names of the checkpoint's tensors, for the adapter to say where each belongs.
+    names: tuple[str, ...] = ()
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -73,6 +76,8 @@ class ModelInfo(msgspec.Struct):
     parameters: dict[str, Stored]
     #: The stack's own name of the model class.
     model: str
+    #: Checkpoint tensor -> the parameter that it belongs in, as far as the adapter knows this version's names.
+    homes: dict[str, str] = {}
     notes: list[str] = []
 
 

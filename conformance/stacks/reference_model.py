@@ -214,7 +214,7 @@ class ReferenceModel:
         layout = Layout(request, step)
         self._homes, self._rank = layout.homes, request.rank
         stored = {n: Stored(dtype, tuple(shape)) for n, (dtype, shape) in layout.parameters.items()}
-        self.info = ModelInfo(stored, "reference")
+        self.info = ModelInfo(stored, "reference", {name: home.parameter for name, home in self._homes.items()})
         self._data = {n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n, s in stored.items()}
         for name, data in self._data.items():
             if name.endswith("attn_sink"):

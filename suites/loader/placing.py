@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conformance.context import Context
-from conformance.errors import UnfitShape
+from conformance.errors import NotSupported, UnfitShape
 from conformance.provenance import model_maps
 from conformance.provenance.boxes import Box, Span, State
 from conformance.provenance.model_maps import ModelMaps, Tensors
@@ -74,22 +74,11 @@ def source(box: Box) -> tuple[Span, Span]:
 
 
 def homes(context: Context, draft: bool = False) -> dict[str, list[str]]:
-    """parameter -> the tensors that belong there: each tensor where most of its elements are, over all ranks."""
-
-    def find() -> dict[str, list[str]]:
-        held: dict[str, dict[str, int]] = {}
-        for rank in context.ranks:
-            for name, places in context.model(rank, draft).placed().items():
-                sizes = held.setdefault(name, {})
-                for parameter, box in places:
-                    sizes[parameter] = sizes.get(parameter, 0) + box.size
-        found: dict[str, list[str]] = {}
-        for name, sizes in held.items():
-            found.setdefault(max(sizes, key=lambda parameter: sizes[parameter]), []).append(name)
-        return found
-
-    known: dict[str, list[str]] = context.once(f"homes {draft}", find)
-    return known
+    """parameter -> the tensors that belong there."""
+    found: dict[str, list[str]] = {}
+    for name, parameter in context.model(0, draft).info.homes.items():
+        found.setdefault(parameter, []).append(name)
+    return found
 
 
 def slots(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: bool = False) -> dict[str, Slot]:
@@ -158,8 +147,16 @@ def misplaced(context: Context, maps: ModelMaps, name: str, rank: int, draft: bo
         return None
     if not held:
         return Finding(where, expected, "nothing", "the tensor was dropped: no parameter holds any of it", rank=rank)
+    home = maps.info.homes.get(name)
+    if home is None:
+        raise NotSupported(f"the adapter does not know in which parameter of {maps.info.model} {name} belongs")
+    if parameters != [home] and len(parameters) == 1:
+        words = "tensors of one shape have changed places, or a name is mapped wrongly"
+        return Finding(where, f"in {home}", f"in {parameters[0]}", words, rank=rank)
     if len(parameters) > 1:
         return Finding(where, expected, f"parts in {', '.join(parameters)}", "one parameter was due", rank=rank)
+    if maps.maps[home].rounded and tensors(context, draft).stored[name][0] == "F32":
+        return Finding(where, "F32 values as they are", "values of 8 significant bits", "rounded on the way", rank=rank)
     parts = [source(box) for _, box in held]
     got = ", ".join(_words(want, rows, cols) for rows, cols in parts[:3]) + (" ..." if len(parts) > 3 else "")
     if len(held) > 1 or parts[0] != (want.rows, want.cols):

@@ -8,7 +8,7 @@ from conformance.provenance.boxes import State
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.loader import mutated, placing, whole
+from suites.loader import everything, mutated, placing, whole
 
 _MOST = 12
 
@@ -39,6 +39,12 @@ def consumption(context: Context, draft: bool = False) -> Evidence:
         findings=findings[:_MOST],
         notes=whole.notes(context, draft),
     )
+
+
+@claim("loader.checkpoint.every")
+def every(stack: Stack, context: Context) -> Evidence:
+    """Every key of every layer, and experts with long numbers, in the parameter that it is named for."""
+    return everything.evidence(context)
 
 
 @claim("loader.checkpoint.written")

@@ -9,6 +9,7 @@ import msgspec
 from conformance.errors import StackCrashed
 from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelRequest, Stored
 from conformance.stacks.shared import SharedBuffer
+from conformance.stacks.vllm import names
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,8 @@ class VllmModelLoader:
         )
         session = fields.pop("session")
         parameters = {n: Stored(dtype, tuple(shape)) for n, (shape, dtype) in fields.pop("parameters").items()}
-        return VllmModel(self._worker, session, ModelInfo(parameters=parameters, **fields))
+        homes = names.homes(request.names, parameters, request.geometry.layers)
+        return VllmModel(self._worker, session, ModelInfo(parameters=parameters, homes=homes, **fields))
 
 
 class VllmModel:
