@@ -47,7 +47,7 @@ def test_a_good_checkpoint_is_a_go_and_its_bytes_are_counted(gate, checkpoint, t
     evidence = claims["loader.files.bytes"]["evidence"]
     assert evidence["summary"].startswith("96 routed-expert tensors (1671168 bytes) on 3 ranks")
     assert "verified: layers.*.ffn.experts.*.w1.weight (12)" in evidence["notes"][0]
-    assert evidence["notes"][1] == "not verified here: the other 147 tensors of the files"
+    assert evidence["notes"][1] == "not verified here: the other 147 tensors of the files (loader.files.tensors)"
     assert "geometry" in json.loads((tmp_path / "v.json").read_text())
 
 
