@@ -99,7 +99,7 @@ def test_without_a_gpu_no_kernel_runs():
 def test_what_the_adapter_does_not_drive(request_, words):
     stack = VllmStack(StackOptions())
     with pytest.raises(NotSupported, match=words):
-        stack.moe_calls(request_, (9, 0), TOKENS, SLOTS)
+        stack.moe().calls(request_, (9, 0), TOKENS, SLOTS)
     stack.close()
 
 

@@ -162,7 +162,7 @@ def test_room_covers_what_noise_does():
         assert float((found.value - right.value).abs().max()) > 0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["bf16", "mxfp8"])
 def test_bf16_additions_in_any_order_are_within_their_own_bound(scheme):
     """Six slots: an FP32 sum's bound is exceeded by them at times, the unordered one's never."""
     hidden, channels, experts, tokens = 256, 256, 6, 16
