@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.prepare_protocol import Preparation
     from conformance.stacks.selection_protocol import Selection
@@ -85,6 +86,8 @@ class Target(msgspec.Struct, frozen=True):
     arithmetic: str | None = None
     #: Does the profile list expert parallelism, where nothing needs virtual TP?
     expert_parallel: bool = False
+    #: Has its MoE backend tactics that could be pinned?
+    tactics: bool = True
     #: More batch sizes, which take minutes on a CPU.
     nightly: bool = False
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
@@ -108,6 +111,7 @@ class Target(msgspec.Struct, frozen=True):
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
+            "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "expert-parallel": ""
             if virtual or self.expert_parallel
             else "the profile lists no expert parallelism, and nothing needs virtual TP",
@@ -153,6 +157,7 @@ class Context:
     `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
+    `graphs` opens what captures the MoE kernel.
     """
 
     def __init__(
@@ -171,6 +176,7 @@ class Context:
         preparation: Callable[[], Preparation] | None = None,
         selection: Callable[[], Selection] | None = None,
         loader_only: bool = False,
+        graphs: Callable[[], GraphRunner] | None = None,
     ):
         self.target = target
         self.files = files
@@ -187,6 +193,7 @@ class Context:
         self._find_world = world
         self.fault = fault
         self.moe_calls = moe_calls
+        self._open_graphs = graphs
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -323,6 +330,14 @@ class Context:
                 )
             self._moe = self._open_moe()
         return self._moe
+
+    @property
+    def graphs(self) -> GraphRunner:
+        """Raises NotSupported where the stack captures nothing for this harness."""
+        if self._open_graphs is None:
+            raise NotSupported("the stack captures no graphs for this harness (no `graph()`)")
+        runner: GraphRunner = self.once("graphs", self._open_graphs)
+        return runner
 
     @property
     def maps(self) -> LoadedMaps:

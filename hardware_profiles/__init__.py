@@ -62,6 +62,7 @@ class Backend(NamedTuple):
     """Kernel roundings in elements (several where versions differ) and the attention backend it is paired with.
 
     `layout` is what its kernel reads: `as loaded`, `cutlass`, or empty where the harness knows no recipe.
+    `arithmetic` is the one that it has whatever the profile (None: the profile's).
     """
 
     name: str
@@ -69,6 +70,9 @@ class Backend(NamedTuple):
     hidden: tuple[int, ...]
     attention: str | None
     layout: str = ""
+    arithmetic: Literal["bf16_steps"] | None = None
+    #: Does it have tactics that could be pinned? Marlin chooses its tiles by itself, from the shapes.
+    tactics: bool = True
 
 
 def names() -> list[str]:
@@ -108,7 +112,15 @@ def load(name: str) -> Profile:
 def backends() -> dict[str, Backend]:
     data = tomllib.loads((_FOLDER / "backends.toml").read_text())
     return {
-        name: Backend(name, tuple(b["intermediate"]), tuple(b["hidden"]), b.get("attention"), b.get("layout", ""))
+        name: Backend(
+            name,
+            tuple(b["intermediate"]),
+            tuple(b["hidden"]),
+            b.get("attention"),
+            b.get("layout", ""),
+            b.get("arithmetic"),
+            b.get("tactics", True),
+        )
         for name, b in data.items()
     }
 

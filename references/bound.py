@@ -23,7 +23,7 @@ from references.flips import mirrored
 from references.moe import Experts, blocks, decoded, routed
 from references.moe_staged import Scheme, staged_input
 from references.mxfp4 import Scratch
-from references.swiglu import slopes, swiglu
+from references.swiglu import factors, slopes, swiglu
 
 #: Unit roundoff of FP32 accumulation; hardware accumulators truncate, which lambda times this covers.
 FP32 = 2.0**-24
@@ -92,11 +92,14 @@ def bounded(
     """One rank's result before all-reduce, rounded to BF16 at the end, as `scheme` stages it.
 
     x (M, H), ids and weights (M, k). `noise`: the deviations that accumulation may show before a code counts as safe
-    (use `deviations`). `bf16`: the value is FP64 exact and every rounding is noise; `mxfp8`: activations are mirrored.
+    (use `deviations`). `bf16` and `bf16_steps`: the value is FP64 exact and every rounding is noise (slots are added in
+    their order); `mxfp8`: activations are mirrored.
     `block`: channels decoded at a time, whole groups of 32 (0: 512 on a CPU, all of them elsewhere).
     """
     block, scratch = block or (512 if x.device.type == "cpu" else channels), Scratch()
     parts = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4)]
+    stepwise = ids.shape[1] if scheme == "bf16_steps" else 0
+    of_slots = torch.zeros((stepwise, *x.shape), dtype=torch.float64, device=x.device)
     for expert, tokens, slots in routed(ids):
         inputs = staged_input(x[tokens].double(), scheme)
         z = [torch.zeros_like(inputs) for _ in range(4)]
@@ -110,6 +113,10 @@ def bounded(
                 variance, worst = torch.zeros_like(h), radius
             else:
                 h, variance, worst = _noisy(gate, up, gate_size, up_size, inputs.shape[-1], limit, alpha, beta)
+                if scheme == "bf16_steps":
+                    silu, factor = factors(gate, up, limit, alpha, beta)
+                    variance = variance + factor.square() * _rounding(silu)
+                    worst = worst + factor.abs() * ulp(silu) / 2
                 radius = torch.zeros_like(h)
             value, size = _product(h, w.w2)
             z[0] += value
@@ -123,11 +130,26 @@ def bounded(
             parts, z, (weight, weight.square(), weight.abs(), weight.abs()), strict=True
         ):
             part.index_add_(0, tokens, of_expert * factor)
+        if scheme == "bf16_steps":
+            for part, more in zip((parts[1], parts[3]), _weighted(z[0], z[3], weight), strict=True):
+                part.index_add_(0, tokens, more)
+            of_slots[slots, tokens] = z[0] * weight
+    if scheme == "bf16_steps":
+        sums = of_slots.cumsum(0)[1:].abs() + 4 * parts[1].sqrt()
+        parts[1] += _rounding(sums).sum(0)
+        parts[3] += ulp(sums + parts[3]).sum(0) / 2
     value, variance, allowance, ceiling = parts
     largest = (
         value.abs() + ceiling
     )  # the kernel's own result may lie in the next binade, where the ulp is twice as large
     return Bounded(value, variance + _rounding(largest), allowance, ceiling + ulp(largest) / 2)
+
+
+def _weighted(z: torch.Tensor, worst: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(variance, worst error) that a slot gains where its weight, and its product with the weight, are BF16."""
+    product = (z.abs() + worst) * weight.abs()
+    variance = z.square() * _rounding(weight) + _rounding(product)
+    return variance, (z.abs() + worst) * ulp(weight) / 2 + ulp(product) / 2
 
 
 def _product(a: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 
 from references import mxfp8
 from references.moe_staged import Scheme, bf16, staged_activation
-from references.swiglu import swiglu
+from references.swiglu import factors
 
 #: Relative error of the activation's exponential and division as kernels compute them (ex2.approx, fast division).
 FAST_MATH = 2.0**-20
@@ -43,8 +43,10 @@ def mirrored(
     value = staged_activation(gate, up, scheme, limit, alpha, beta)
     ends = []
     for side_gate, side_up in product((-1, 1), repeat=2):
-        h = swiglu(bf16(gate + side_gate * gate_noise), bf16(up + side_up * up_noise), limit, alpha, beta)
-        ends += [bf16(h * (1 - FAST_MATH)), bf16(h * (1 + FAST_MATH))]
+        moved = bf16(gate + side_gate * gate_noise), bf16(up + side_up * up_noise)
+        silu, factor = factors(*moved, limit, alpha, beta)
+        for fast in (1 - FAST_MATH, 1 + FAST_MATH):
+            ends.append(bf16((bf16(silu * fast) if scheme == "bf16_steps" else silu * fast) * factor))
     low, high = torch.stack(ends).aminmax(dim=0)
     if scheme == "mxfp8":
         low, high = _requantised(low, high)

@@ -5,6 +5,9 @@
 and quantised to MXFP8 again. Source: FlashInfer 0.7.2's CUTLASS MoE, read and (SM90) measured.
 Both store each slot's GEMM2 result as BF16, sum slots in FP32, in slot order, and round once to BF16; what FINALIZE
 makes of them instead is in `references/finalize.py`.
+`bf16_steps`: Marlin, BF16 x MXFP4, every step stored as BF16: gate and up, SiLU(gate), its product with up, GEMM2's
+result, the routing weight, their product; slots are added in BF16, in slot order.
+Source: vLLM 0.33.0, `marlin_template.h` (topk weights), `activation_kernels.cu`, `moe_align_sum_kernels.cu`.
 
 Requantisation takes amax * (an approximate reciprocal of 448): where amax is 1.75 * 2^n a kernel may choose the next
 scale. Here it is exactly 1 / 448 in FP32, as at the input, where the kernels multiply by that constant themselves.
@@ -19,9 +22,9 @@ import torch
 
 from references import finalize, mxfp8
 from references.moe import Experts, blocks, decoded, routed
-from references.swiglu import swiglu
+from references.swiglu import factors
 
-Scheme = Literal["bf16", "mxfp8"]
+Scheme = Literal["bf16", "mxfp8", "bf16_steps"]
 
 
 def bf16(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +41,8 @@ def staged_activation(
     gate: torch.Tensor, up: torch.Tensor, scheme: Scheme, limit: float | None, alpha: float = 1.0, beta: float = 0.0
 ) -> torch.Tensor:
     """gate, up (..., I) -> the activation as GEMM2 sees it. For `mxfp8` I is a multiple of 32."""
-    h = bf16(swiglu(bf16(gate), bf16(up), limit, alpha, beta))
+    silu, factor = factors(bf16(gate), bf16(up), limit, alpha, beta)
+    h = bf16((bf16(silu) if scheme == "bf16_steps" else silu) * factor)
     return mxfp8.rounded(h) if scheme == "mxfp8" else h
 
 
@@ -56,7 +60,12 @@ def moe_staged(
 ) -> torch.Tensor:
     """As `references.moe.moe`; the result holds BF16 values in FP64. `block` is a multiple of 32."""
     slots = staged_slots(x, ids, experts, channels, scheme, limit, alpha, beta, block)
-    return finalize.unfused(slots, weights)
+    if scheme != "bf16_steps":
+        return finalize.unfused(slots, weights)
+    total = torch.zeros_like(slots[:, 0])
+    for slot in range(slots.shape[1]):
+        total = bf16(total + bf16(bf16(weights[:, slot, None].double()) * slots[:, slot]))
+    return total
 
 
 def staged_slots(

@@ -19,12 +19,20 @@ def clamp(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> tuple[to
     return gate.clamp(max=limit), up.clamp(-limit, limit)
 
 
+def factors(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None = None, alpha: float = 1.0, beta: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(SiLU of the clamped gate, clamped up + beta): what SwiGLU multiplies."""
+    gate, up = clamp(gate, up, limit)
+    return gate * torch.sigmoid(alpha * gate), up + beta
+
+
 def swiglu(
     gate: torch.Tensor, up: torch.Tensor, limit: float | None = None, alpha: float = 1.0, beta: float = 0.0
 ) -> torch.Tensor:
     """gate, up (..., I) -> (..., I). NaN stays NaN."""
-    gate, up = clamp(gate, up, limit)
-    return gate * torch.sigmoid(alpha * gate) * (up + beta)
+    silu, factor = factors(gate, up, limit, alpha, beta)
+    return silu * factor
 
 
 def slopes(

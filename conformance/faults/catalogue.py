@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import calls, files, guard, history, loader, model, moe, narrow, plan, prepare, ranks
+from conformance.faults import calls, files, graph, guard, history, loader, model, moe, narrow, plan, prepare, ranks
 from conformance.faults.files import FilesFault
+from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
 from conformance.faults.prepare import PrepareFault
@@ -30,6 +31,7 @@ class Fault(NamedTuple):
     loader: LoaderFault | None = None
     model: ModelFault | None = None
     moe: MoeFault | None = None
+    graph: GraphFault | None = None
     files: FilesFault | None = None
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
@@ -39,11 +41,17 @@ class Fault(NamedTuple):
     def layer(self) -> str:
         if self.plan or self.guard:
             return "plan"
+        if self.graph:
+            return "graph"
         return "loader" if self.loader or self.model or self.files else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
     return tuple(f"moe.{name}" for name in names)
+
+
+def _graph(*names: str) -> tuple[str, ...]:
+    return tuple(f"graph.moe.{name}" for name in names)
 
 
 def _all(tensors: str, *kinds: str) -> tuple[str, ...]:
@@ -891,6 +899,83 @@ _WRITTEN = (
         selection=prepare.other_unasked,
     ),
     Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
+    Fault(
+        "graph-frozen-tokens",
+        "the graph reads the tokens that it was captured with",
+        _graph("fresh", "inputs"),
+        "vLLM #52308",
+        graph=graph.frozen_x,
+    ),
+    Fault(
+        "graph-frozen-routes",
+        "the graph reads the routes that it was captured with",
+        _graph("fresh", "inputs", "routing"),
+        "vLLM #52308",
+        graph=graph.frozen_ids,
+    ),
+    Fault(
+        "graph-frozen-weights",
+        "the graph reads the routing weights that it was captured with",
+        _graph("fresh", "inputs"),
+        "vLLM #52308",
+        graph=graph.frozen_weights,
+    ),
+    Fault(
+        "graph-first-routes",
+        "every replay sends tokens where its first replay did",
+        _graph("fresh", "inputs", "routing"),
+        graph=graph.first_routes,
+    ),
+    Fault("graph-count-baked", "the last token is left out", _graph("fresh", "sizes"), graph=graph.count_baked),
+    Fault("graph-stale-output", "every other replay computes nothing", _graph("fresh", "steady"), graph=graph.skipped),
+    Fault(
+        "graph-first-output",
+        "every replay answers with what the first one computed",
+        _graph("fresh", "inputs", "routing"),
+        "vLLM #52308",
+        graph=graph.first_output,
+    ),
+    Fault(
+        "graph-number-read",
+        "Python reads a number off a tensor (`.item()`)",
+        _graph("capture", "fresh"),
+        graph=graph.number_read,
+    ),
+    Fault(
+        "graph-list-made",
+        "a tensor is made from a Python list",
+        _graph("capture"),
+        "SGLang, vLLM: `new_tensor(list)` in a captured path",
+        graph=graph.list_made,
+    ),
+    Fault("graph-counted", "`bincount` in the captured path", _graph("capture"), graph=graph.counted),
+    Fault("graph-list-mutated", "a Python list grows with each call", _graph("fresh"), graph=graph.list_mutated),
+    Fault("graph-output-over-input", "x is overwritten", _graph("canaries"), graph=graph.output_over_input),
+    Fault("graph-pad-rows-leak", "each row takes a part of all", _graph("sizes"), graph=graph.rows_mixed),
+    Fault(
+        "graph-pool-output",
+        "a graph's replay writes over the output of another in its pool",
+        _graph("pool"),
+        graph=graph.output_clobbered,
+    ),
+    Fault(
+        "graph-pool-input",
+        "a graph's workspace lies over the input of another in its pool",
+        _graph("pool"),
+        graph=graph.input_clobbered,
+    ),
+    Fault(
+        "graph-reads-freed", "memory that was freed after capture is read", _graph("memory"), graph=graph.reads_freed
+    ),
+    Fault("graph-takes-memory", "each replay keeps 512 bytes", _graph("memory"), graph=graph.takes_memory),
+    Fault(
+        "graph-tactic-switched",
+        "every third replay runs another tactic",
+        _graph("fresh", "steady"),
+        graph=graph.tactic_switched,
+    ),
+    Fault("graph-warm-up-behind", "warm-up zeroes what follows", _graph("canaries"), graph=graph.warm_up_behind),
+    Fault("graph-warm-up-zeroes", "warm-up zeroes its caller's input", _graph("canaries"), graph=graph.warm_up_zeroes),
 )
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in _WRITTEN}

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,17 +18,21 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
+from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
 from conformance.faults.prepare import FaultyPreparation, FaultySelection
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
-from conformance.gate.runner import evaluate
+from conformance.gate.runner import evaluate, offered
 from conformance.result import NO_GO, Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
 from conformance.world.ranks import Worlds
 from references import plan
+
+if TYPE_CHECKING:
+    from conformance.provenance.loaded import LoadedMaps
 
 Statuses = dict[str, tuple[Status, str]]
 
@@ -78,14 +82,15 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
             raise nearest(name, FAULTS, "fault")
     target = _target(stack_name, backend or BACKEND)
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
-    arithmetic = hardware_profiles.load(PROFILE).arithmetic
+    own = hardware_profiles.backends()[target.backend].arithmetic
+    arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
     emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
     stack = registry.open_stack(stack_name, emulated)
     worlds = Worlds(stack_name, emulated)
     try:
         chosen = [FAULTS[i] for i in only or FAULTS]
         files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        bench = Bench(stack, RememberedPlanner(stack.planner()), target, worlds, files)
+        bench = Bench(stack, RememberedPlanner(offered(stack, "planner")), target, worlds, files)
         context = _context(bench)
         clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
         planted = [_plant(bench, fault, clean, context) for fault in chosen]
@@ -159,7 +164,7 @@ class Bench(NamedTuple):
 def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = None) -> Context:
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
     stack, planner, target, files = bench.stack, bench.planner, bench.target, bench.files
-    loader = stack.loader()
+    loader = offered(stack, "loader")
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
     calls = getattr(stack, "moe_calls", None)
     if fault and (fault.plan or fault.guard):
@@ -189,8 +194,12 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.selection and selection:
         honest, changed = selection, fault.selection
         selection = lambda: FaultySelection(honest(), changed)  # noqa: E731
+    graphs = getattr(stack, "graph", None)
+    if fault and fault.graph and graphs:
+        clean_graphs, graph_fault = graphs, fault.graph
+        graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
-    fed = lambda: source.measured_maps(f"the loader of {stack.name}")  # noqa: E731
+    fed = lambda: _fed(stack, source)  # noqa: E731
     named = fault.id if fault and fault.moe else ""
     return Context(
         target,
@@ -207,7 +216,17 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         preparation=preparation,
         selection=selection,
         loader_only=bool(fault and fault.moe and fault.moe.loader),
+        graphs=graphs,
     )
+
+
+def _fed(stack: Stack, source: Context) -> LoadedMaps:
+    """The maps that the kernel's weights follow: of the stack's own loader, or the right ones where it has none."""
+    from conformance.provenance import loaded
+
+    if not hasattr(stack, "loader"):
+        return loaded.due(source.target)
+    return source.measured_maps(f"the loader of {stack.name}")
 
 
 def _all_claims(chosen: list[Fault]) -> set[str]:

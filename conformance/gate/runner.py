@@ -119,8 +119,8 @@ class Runner:
             self._worlds[stack.name] = Worlds(stack.name, self.run.stack_options)
             self._contexts[stack.name] = Context(
                 self.run.target,
-                _offered(stack, "planner"),
-                _offered(stack, "loader"),
+                offered(stack, "planner"),
+                offered(stack, "loader"),
                 getattr(stack, "moe", None),
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
                 models=getattr(stack, "model_loader", None),
@@ -129,6 +129,7 @@ class Runner:
                 moe_calls=getattr(stack, "moe_calls", None),
                 preparation=getattr(stack, "preparation", None),
                 selection=getattr(stack, "selection", None),
+                graphs=getattr(stack, "graph", None),
             )
         return self._contexts[stack.name]
 
@@ -171,7 +172,7 @@ def _checked_info(name: str, stack: Stack | Apart) -> StackInfo:
     return info
 
 
-def _offered(stack: Stack | Apart, part: str) -> Any:
+def offered(stack: Stack | Apart, part: str) -> Any:
     """A stack's planner or loader; where it has none (a kernel library's stack), what says so when it is used."""
     if hasattr(stack, part):
         return getattr(stack, part)()

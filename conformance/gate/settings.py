@@ -150,6 +150,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         vetted=hardware_profiles.vetted(),
         arithmetic=judged.arithmetic if backend.name == judged.backend else None,
         expert_parallel=judged.expert_parallel,
+        tactics=backend.tactics,
         nightly=settings.nightly,
         layout=backend.layout,
     )
@@ -165,7 +166,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
             python=settings.vllm_python,
             source=settings.vllm_source,
             emulate=padding,
-            arithmetic=judged.arithmetic,
+            arithmetic=backend.arithmetic or judged.arithmetic,
             vetted=hardware_profiles.vetted() if emulated and guarded else None,
             work_dir=None,
         ),

@@ -244,20 +244,22 @@ class StackOptions(msgspec.Struct, frozen=True):
     #: guard is emulated.
     vetted: tuple[Vetted, ...] | None = None
     #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
-    arithmetic: Literal["bf16", "mxfp8"] = "bf16"
+    arithmetic: Literal["bf16", "mxfp8", "bf16_steps"] = "bf16"
 
 
 class MoeCapabilities(msgspec.Struct, frozen=True):
     """What the MoE kernel declares of itself. It is held to exactly this arithmetic.
 
-    `scheme` is what meets the MXFP4 weights: `bf16` (SM90) or `mxfp8` activations (SM100, SM120).
+    `scheme` is what meets the MXFP4 weights: `bf16` (SM90) or `mxfp8` activations (SM100, SM120); `bf16_steps` (Marlin)
+    stores every step in BF16 on the way, as `references/moe_staged.py` tells.
     `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`. `nan` says what becomes
     of a NaN or Inf in the input: FlashInfer's SM90 clamp swallows it. `device` is torch's name for where tensors live
     and references are computed; `ranks` tells how the ranks run (`in turn, in one process on one GPU`).
+    `empty_slots`: whether ids may hold -1 (no expert).
     `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.
     """
 
-    scheme: Literal["bf16", "mxfp8"]
+    scheme: Literal["bf16", "mxfp8", "bf16_steps"]
     output: Literal["bfloat16", "float32"] = "bfloat16"
     slot_sum: Literal["float32", "bfloat16"] = "float32"
     nan: Literal["visible", "swallowed"] = "visible"
@@ -267,6 +269,7 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     ranks: str = "in turn, in one process"
     experts: int = 0
     tokens: int = 4096
+    empty_slots: bool = True
     notes: tuple[str, ...] = ()
 
 

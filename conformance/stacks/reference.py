@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
@@ -55,7 +56,7 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)"],
+            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)", "graph"],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -90,6 +91,11 @@ class ReferenceStack:
         from conformance.stacks.reference_selection import ReferenceSelection
 
         return ReferenceSelection()
+
+    def graph(self) -> ReferenceGraphs:
+        from conformance.stacks.reference_graphs import ReferenceGraphs
+
+        return ReferenceGraphs(self._arithmetic)
 
     def close(self) -> None:
         pass

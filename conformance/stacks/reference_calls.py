@@ -1,5 +1,5 @@
-"""What the reference stack would call on GPUs: FlashInfer's call written down by hand, so that checks of calls have
-something that is right to look at, and faults something to spoil."""
+"""What the reference stack would call on GPUs: FlashInfer's call and vLLM's for Marlin written down by hand, so that
+checks of calls have something that is right to look at, and faults something to spoil."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from conformance.stacks.protocols import MoeCall, MoeRequest, TensorInfo
 def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
     if capability[0] not in (9, 10, 12):
         raise NotSupported(f"no CUTLASS MXFP4 MoE is known for capability {capability[0]}.{capability[1]}")
+    if request.backend == "marlin":
+        return _marlin(request, tokens, slots)
     experts = request.experts
     gate_up, down = request.weights.info("w13_weight"), request.weights.info("w2_weight")
     hidden = down.rows
@@ -41,3 +43,30 @@ def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: 
     call.tensors |= {"fc1_expert_weights": fc1, "fc2_expert_weights": fc2}
     call.tensors |= {f"quant_scales[{index}]": info for index, info in enumerate(held)}
     return [call]
+
+
+def _marlin(request: MoeRequest, tokens: int, slots: int) -> list[MoeCall]:
+    gate_up, down = request.weights.info("w13_weight"), request.weights.info("w2_weight")
+    bf16, matrices = "bfloat16", ((gate_up.rows, gate_up.cols), (down.rows, down.cols))
+    made = []
+    for n, packed in matrices:
+        values = {"size_k": str(2 * packed), "size_n": str(n), "num_bits": "4"}
+        repack = MoeCall("gptq_marlin_repack", {"b_q_weight": TensorInfo("int32", (packed // 4, n))}, values)
+        made += [repack] * request.experts
+    gemms: list[MoeCall] = []
+    for (n, packed), rows in zip(matrices, (tokens, tokens * slots), strict=True):
+        call = MoeCall("moe_wna16_marlin_gemm")
+        call.tensors = {
+            "input": TensorInfo(bf16, (rows, 2 * packed)),
+            "output": TensorInfo(bf16, (tokens * slots, n)),
+            "b_qweight": TensorInfo("int32", (request.experts, packed // 8, 2 * n)),
+            "b_scales": TensorInfo("float8_e8m0fnu", (request.experts, packed // 16, n)),
+        }
+        call.values = {"size_m": str(rows), "size_n": str(n), "size_k": str(2 * packed), "use_fp32_reduce": "True"}
+        call.values |= {"b_q_type": "float4_e2m1f", "top_k": str(tokens * slots // rows)}
+        call.values["mul_topk_weights"] = str(len(gemms) == 1)
+        gemms.append(call)
+    wide, narrow = (TensorInfo(bf16, (tokens * slots, rows)) for rows in (gate_up.rows, gate_up.rows // 2))
+    clamp = MoeCall("silu_and_mul_with_clamp", {"input": wide, "output": narrow}, {"clamp_limit": str(request.limit)})
+    ends = {"input": TensorInfo(bf16, (tokens, slots, down.rows)), "output": TensorInfo(bf16, (tokens, down.rows))}
+    return [*made, gemms[0], clamp, gemms[1], MoeCall("moe_sum", ends)]

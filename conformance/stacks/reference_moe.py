@@ -24,12 +24,13 @@ _EXPERTS = 4
 
 
 class ReferenceMoe:
-    def __init__(self, scheme: Literal["bf16", "mxfp8"], device: str = "cpu"):
+    def __init__(self, scheme: Literal["bf16", "mxfp8", "bf16_steps"], device: str = "cpu"):
         self._scheme, self._device = scheme, device
 
     def capabilities(self) -> MoeCapabilities:
         return MoeCapabilities(
             scheme=self._scheme,
+            slot_sum="bfloat16" if self._scheme == "bf16_steps" else "float32",
             device=self._device,
             device_words=f"{self._device}, emulated in FP32",
             pins_tactics=True,
@@ -85,12 +86,22 @@ def quantised(x: torch.Tensor, stage: str) -> torch.Tensor:
     return numerics.to_mxfp8(x)
 
 
+def swiglu_in_steps(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: float, beta: float
+) -> torch.Tensor:
+    """The same with SiLU rounded to BF16 before it meets up."""
+    if limit is not None:
+        ceiling = torch.full_like(gate, limit)
+        gate, up = torch.minimum(gate, ceiling), torch.maximum(torch.minimum(up, ceiling), -ceiling)
+    return numerics.to_bf16(gate / (1 + torch.exp(-alpha * gate))) * (up + beta)
+
+
 class ReferenceMoeLayer:
     """One rank. `out` is what it adds: the caller sums ranks. A fault may replace `activation` and `quantise`."""
 
     def __init__(self, request: MoeRequest, scheme: str, device: str):
-        self._request, self._mxfp8 = request, scheme == "mxfp8"
-        self.activation = swiglu
+        self._request, self._mxfp8, self._steps = request, scheme == "mxfp8", scheme == "bf16_steps"
+        self.activation = swiglu_in_steps if self._steps else swiglu
         self.quantise = quantised
         self._weights: LoadedWeights = request.weights
         self._device = device
@@ -141,7 +152,11 @@ class ReferenceMoeLayer:
             slots[mine] = self._expert(expert, wide[mine.nonzero()[:, 0]], splits)
         total = torch.zeros_like(wide)
         for slot in range(ids.shape[1]):
-            total += weights[:, slot, None] * slots[:, slot]
+            if self._steps:
+                part = numerics.to_bf16(numerics.to_bf16(weights[:, slot, None]) * slots[:, slot])
+                total = numerics.to_bf16(total + part)
+            else:
+                total += weights[:, slot, None] * slots[:, slot]
         return total
 
     def _expert(self, expert: int, x: torch.Tensor, splits: tuple[int, int]) -> torch.Tensor:

@@ -51,7 +51,7 @@ def to_mxfp8(x: torch.Tensor) -> torch.Tensor:
     """
     grouped = x.view(x.shape[0], -1, 32)
     most = grouped.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1, keepdim=True)
-    mantissa, exponent = torch.frexp(most * torch.tensor(1 / 448, dtype=torch.float32, device=x.device))
+    mantissa, exponent = torch.frexp(most * most.new_full((), 1 / 448))
     power = (exponent - (mantissa == 0.5).int()).clamp(max=127)
     power = torch.where(most.isinf(), 127, power)
     inside = torch.ldexp(grouped.double(), -power).clamp(-448, 448)

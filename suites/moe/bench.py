@@ -62,6 +62,11 @@ class Bench:
         own, total = self.own(rank), self.context.geometry.intermediate
         return list(range(max(0, own.start - _FOREIGN), min(total, own.stop + _FOREIGN)))
 
+    def request(self, rank: int, checkpoint: Checkpoint, limit: float | None) -> MoeRequest:
+        """A rank's layer as loaded."""
+        t, weights = self.context.target, self.context.weights(rank, checkpoint)
+        return MoeRequest(t.geometry, t.tp, rank, t.backend, t.capability, self.experts, limit, weights)
+
     @contextmanager
     def layer(self, rank: int, checkpoint: Checkpoint, limit: float | None, whole: bool = False) -> Iterator[MoeLayer]:
         """A rank's layer as loaded; with `whole` the layer of one rank alone, its weights by the reference's map."""
@@ -70,8 +75,9 @@ class Bench:
         weights: LoadedWeights = (
             loaded.due(t, tp=1).weights(0, checkpoint) if whole else self.context.weights(rank, checkpoint)
         )
-        request = MoeRequest(t.geometry, tp, rank, t.backend, t.capability, self.experts, limit, weights)
-        layer = self.kernel.open(request)
+        layer = self.kernel.open(
+            MoeRequest(t.geometry, tp, rank, t.backend, t.capability, self.experts, limit, weights)
+        )
         try:
             yield layer
         finally:

@@ -1,7 +1,7 @@
 """What the adapter hands to the kernel library on a GPU that need not be there: names, dtypes and shapes. Nothing runs.
 
-The calls are bound to the signatures of the library as installed, for weights in the kernel width that
-`flashinfer_cutlass` has. Says nothing about results.
+The calls are bound to the signatures of the library as installed, for weights in the kernel width that the backend has
+(`flashinfer_cutlass`, or `marlin` where that is asked for). Says nothing about results.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from conformance.provenance.checkpoint import seeded
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import MoeCall, MoeCalls, MoeRequest, Stack, TensorInfo
 from conformance.suite import claim
+from suites.moe import marlin_calls
 
-_BACKEND = "flashinfer_cutlass"
+_BACKEND, _MARLIN = "flashinfer_cutlass", "marlin"
 _CALL = "cutlass_fused_moe"
 _EXPERTS, _TOKENS = 2, 5
 _MOST = 12
@@ -46,14 +47,19 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
     capability = hardware_profiles.load(profile).capability
     assert capability is not None
     t, slots = _target(context.target), min(2, context.geometry.top_k)
+    marlin = t.backend == _MARLIN
+    shown = marlin_calls.FUNCTIONS if marlin else (_CALL,)
     findings, told = list[Finding](), list[MoeCall]()
     for rank in context.ranks:
         weights = loaded.due(t).weights(rank, seeded(t.seed))
         limit = context.geometry.swiglu_limit
-        request = MoeRequest(t.geometry, t.tp, rank, _BACKEND, capability, _EXPERTS, limit, weights)
+        request = MoeRequest(t.geometry, t.tp, rank, t.backend, capability, _EXPERTS, limit, weights)
         made = calls(request, capability, _TOKENS, slots)
         told = told or made
-        findings += _wrong(made, request, hardware_profiles.load(profile).arithmetic, slots)
+        if marlin:
+            findings += _refused(made, rank) + marlin_calls.wrong(made, request, _TOKENS, slots)
+        else:
+            findings += _wrong(made, request, hardware_profiles.load(profile).arithmetic, slots)
     first = findings[0] if findings else None
     return Evidence(
         ok=first is None and bool(told),
@@ -61,27 +67,31 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
         if first is None
         else f"{first.where}: {first.got}, {first.expected} due",
         expected="every argument known to the library, every tensor of the dtype and shape due",
-        measured={"calls": msgspec.to_builtins([call for call in told if call.function == _CALL])},
+        measured={"calls": msgspec.to_builtins([call for call in told if call.function in shown])},
         findings=findings[:_MOST],
         notes=["bound to the installed library; nothing ran, and no number was computed"],
-        method=f"{_EXPERTS} experts, {_TOKENS} tokens of {slots} slots, kernels of {_BACKEND}'s width",
+        method=f"{_EXPERTS} experts, {_TOKENS} tokens of {slots} slots, kernels of {t.backend}'s width",
     )
 
 
 def _target(target: Target) -> Target:
-    """The same model in the kernel width that FlashInfer's CUTLASS has."""
-    known = hardware_profiles.backends()[_BACKEND]
+    """The same model in the kernel width that Marlin has, or FlashInfer's CUTLASS."""
+    known = hardware_profiles.backends()[_MARLIN if target.backend == _MARLIN else _BACKEND]
     return msgspec.structs.replace(
-        target, backend=_BACKEND, intermediate_roundings=known.intermediate, hidden_roundings=known.hidden
+        target, backend=known.name, intermediate_roundings=known.intermediate, hidden_roundings=known.hidden
     )
 
 
-def _wrong(calls: list[MoeCall], request: MoeRequest, scheme: str, slots: int) -> list[Finding]:
-    findings = [
-        Finding(f"rank {request.rank}, {call.function}", "a call that binds", call.refused, rank=request.rank)
+def _refused(calls: list[MoeCall], rank: int) -> list[Finding]:
+    return [
+        Finding(f"rank {rank}, {call.function}", "a call that binds", call.refused, rank=rank)
         for call in calls
         if call.refused
     ]
+
+
+def _wrong(calls: list[MoeCall], request: MoeRequest, scheme: str, slots: int) -> list[Finding]:
+    findings = _refused(calls, request.rank)
     main = [call for call in calls if call.function == _CALL and not call.refused]
     if len(main) != 1:
         at = f"rank {request.rank}"

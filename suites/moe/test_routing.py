@@ -43,7 +43,10 @@ def experts(stack: Stack, context: Context) -> Evidence:
             )
 
         exact.compare(rank, None, got, want, where)
-    notes = [f"{len(ids)} tokens of {bench.slots} slots; a quarter of the slots hold no expert (-1)"]
+    holes = "a quarter of the slots hold no expert (-1)"
+    if not bench.can.empty_slots:
+        holes = "none is empty: the kernel declares that its ids hold no -1, and so that is not shown"
+    notes = [f"{len(ids)} tokens of {bench.slots} slots; {holes}"]
     return exact.evidence(f"{bench.experts} experts answer to their own ids and weights", notes=notes)
 
 
@@ -54,6 +57,6 @@ def _routes(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
     stride = next(s for s in (37, 5, 1) if gcd(s, bench.experts) == 1)
     full = (first + slot * stride) % bench.experts
     holed = torch.where((first + slot) % 2 == 0, -1, full)
-    ids = torch.cat((full, holed))
+    ids = torch.cat((full, holed)) if bench.can.empty_slots else full
     weights = torch.tensor(_WEIGHTS).repeat(-(-bench.slots // len(_WEIGHTS)))[: bench.slots].repeat(len(ids), 1)
     return ids.to(bench.device), weights.to(bench.device)

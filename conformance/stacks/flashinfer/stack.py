@@ -13,8 +13,11 @@ from conformance.errors import StackMissing
 from conformance.stacks.protocols import StackInfo
 
 if TYPE_CHECKING:
+    from conformance.stacks.cuda_graphs import CudaGraphs
     from conformance.stacks.flashinfer.moe import FlashInferMoe
     from conformance.stacks.protocols import MoeCall, MoeRequest
+#: The library has no list of its own: the batch sizes that the MoE layer judges.
+_GRAPH_SIZES = (1, 8, 16, 64)
 
 
 class FlashInferStack:
@@ -40,7 +43,7 @@ class FlashInferStack:
             python=sys.executable,
             identity={"torch": str(torch.__version__), "gpu": gpu},
             backends=["flashinfer_cutlass"],
-            capabilities=["moe"],
+            capabilities=["moe", "graph (moe)"],
             notes=[words],
         )
 
@@ -53,6 +56,12 @@ class FlashInferStack:
         from conformance.stacks.flashinfer.moe import FlashInferMoe
 
         return FlashInferMoe()
+
+    def graph(self) -> CudaGraphs:
+        """Raises StackMissing without a GPU."""
+        from conformance.stacks.cuda_graphs import CudaGraphs
+
+        return CudaGraphs(self.moe(), _GRAPH_SIZES)
 
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         from conformance.stacks.flashinfer.moe import calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,10 @@ from conformance.stacks.vllm.loader import VllmLoader
 from conformance.stacks.vllm.models import VllmModelLoader
 from conformance.stacks.vllm.planner import VllmPlanner
 from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
+
+if TYPE_CHECKING:
+    from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
@@ -33,6 +37,8 @@ _ENVIRONMENT = {
     "VLLM_HAS_FLASHINFER_CUBIN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+#: Not for a worker that runs kernels.
+_OF_THE_BLIND = ("CUDA_VISIBLE_DEVICES", "VLLM_HAS_FLASHINFER_CUBIN")
 
 
 def _flashinfer_workspace() -> str:
@@ -43,8 +49,10 @@ def _flashinfer_workspace() -> str:
 class VllmWorker:
     """The worker and what must be put in its folder. Started by the first call."""
 
-    def __init__(self, options: StackOptions) -> None:
+    def __init__(self, options: StackOptions, gpu: bool = False) -> None:
+        """`gpu`: one that sees the GPUs, as vLLM's own platform."""
         self._options = options
+        self._gpu = gpu
         self._worker: Worker | None = None
         self._models: dict[tuple[int, bytes], str] = {}
 
@@ -57,18 +65,22 @@ class VllmWorker:
             source = interpreter.checkout(o.source, "vllm", "--vllm-source")
             self._worker = Worker(
                 WorkerSpec(
-                    name="vllm",
+                    name="vllm_gpu" if self._gpu else "vllm",
                     python=python,
                     modules=sources(_WORKER),
-                    entry="api",
+                    entry="gpu_api" if self._gpu else "api",
                     path=interpreter.search_path([source] if source else []),
-                    environment=_ENVIRONMENT | {"CONFORMANCE_FLASHINFER_WORKSPACE": _flashinfer_workspace()},
+                    environment=self._environment(),
                     work_dir=o.work_dir,
                     call_timeout=o.call_timeout,
                     start_timeout=o.start_timeout,
                 )
             )
         return self._worker
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in _ENVIRONMENT.items() if not (self._gpu and k in _OF_THE_BLIND)}
+        return kept | {"CONFORMANCE_FLASHINFER_WORKSPACE": _flashinfer_workspace()}
 
     def call(self, name: str, /, **arguments: Any) -> Any:
         """Raises what Worker.call raises; StackMissing says which interpreter and what to do."""
@@ -106,6 +118,8 @@ class VllmStack:
 
     def __init__(self, options: StackOptions) -> None:
         self._worker = VllmWorker(options)
+        self._gpu = VllmWorker(options, gpu=True)
+        self._kernel: VllmMoe | None = None
 
     def info(self) -> StackInfo:
         """Who is under test; starts the worker. Raises StackMissing, UsageError."""
@@ -121,7 +135,16 @@ class VllmStack:
     def model_loader(self) -> VllmModelLoader:
         return VllmModelLoader(self._worker)
 
+    def moe(self) -> VllmMoe:
+        if self._kernel is None:
+            from conformance.stacks.vllm.moe import VllmMoe
+
+            self._kernel = VllmMoe(self._gpu, self._worker)
+        return self._kernel
+
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
+        if request.backend == "marlin":
+            return self.moe().calls(request, capability, tokens, slots)
         return preparation.calls(self._worker, request, capability, tokens, slots)
 
     def preparation(self) -> VllmPreparation:
@@ -132,3 +155,4 @@ class VllmStack:
 
     def close(self) -> None:
         self._worker.close()
+        self._gpu.close()

@@ -67,6 +67,13 @@ def open_model(**request):
     return whole_model.open_model(**request)
 
 
+def moe_calls(**request):
+    from . import moe
+
+    start()
+    return moe.moe_calls(**request)
+
+
 def _whole_model(name):
     def call(**arguments):
         from . import whole_model
@@ -113,4 +120,5 @@ CALLS = {
     "load_files": _whole_model("load_files"),
     "read_model": _whole_model("read_model"),
     "close_model": _whole_model("close_model"),
+    "moe_calls": moe_calls,
 }

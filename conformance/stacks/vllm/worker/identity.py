@@ -1,4 +1,4 @@
-"""Which vLLM this is: version, file, commit, and the hashes of the files that decide plan and loading."""
+"""Which vLLM this is: version, file, commit, and the hashes of the files that decide plan, loading and MoE."""
 
 import hashlib
 import importlib
@@ -23,6 +23,10 @@ DECIDING = (
     "models/deepseek_v4/attention.py",
     "models/deepseek_v4/nvidia/model.py",
     "models/deepseek_v4/nvidia/flashinfer_sparse.py",
+    "model_executor/layers/fused_moe/experts/marlin_moe.py",
+    "model_executor/layers/quantization/utils/marlin_utils_fp4.py",
+    "_C_stable_libtorch.abi3.so",
+    "_moe_C_stable_libtorch.abi3.so",
 )
 
 
@@ -52,9 +56,17 @@ def info():
         "python": sys.executable,
         "identity": identity,
         "backends": backends,
-        "capabilities": ["plan", "loader", *(["virtual-tp"] if padded else [])],
-        "notes": [*notes, *(f"patched: {patch}" for patch in PATCHES)],
+        "capabilities": ["plan", "loader", "moe (marlin)", *(["virtual-tp"] if padded else [])],
+        "notes": [*notes, *(f"patched: {patch}" for patch in PATCHES), *stood_in()],
     }
+
+
+def stood_in():
+    """Packages that are empty modules put in the place of missing ones, by whoever prepared this installation: such a
+    module's class says so (`__stand_in__`)."""
+    names = {name for name, module in list(sys.modules.items()) if vars(type(module)).get("__stand_in__")}
+    top = sorted(name for name in names if name.rpartition(".")[0] not in names)
+    return [f"empty modules stand in for what is not installed: {', '.join(top)}"] if top else []
 
 
 def checkout_commit(root):

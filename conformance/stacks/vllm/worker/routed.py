@@ -43,7 +43,7 @@ def build(config, tp, rank, name, backend, experts, capability, undivided=False,
                         "params_dtype": torch.bfloat16,
                         "moe_config": moe,
                         "quant_config": config.quant_config,
-                        "expert_map_manager": _expert_map(parallel, experts),
+                        "expert_map_manager": expert_map(parallel, experts),
                         "swiglu_limit": limit,
                         "scoring_func": getattr(text, "scoring_func", "softmax"),
                         "ckpt_gate_proj_name": "w1",
@@ -128,7 +128,7 @@ def moe_config(config, parallel, name, experts, undivided=False, width=None):
         raise Refused(f"FusedMoEConfig: {stacks_words(error)}: {line}") from error
 
 
-def _expert_map(parallel, experts):
+def expert_map(parallel, experts):
     from vllm.model_executor.layers.fused_moe.expert_map_manager import ExpertMapManager
 
     return ExpertMapManager(

@@ -1,5 +1,6 @@
 """Open layers and shared buffers, and the byte traffic between them. One copy an operation, no conversion anywhere."""
 
+import contextlib
 import itertools
 
 from . import building
@@ -7,7 +8,7 @@ from .problems import Refused, stacks_words
 from .routed import LAYER, PARAMETERS
 
 
-class _Table:
+class Table:
     """Things by number, for the harness to name them by."""
 
     def __init__(self, what):
@@ -29,8 +30,10 @@ class _Table:
         self.held.pop(number, None)
 
 
-sessions = _Table("layer")
-buffers = _Table("buffer")
+sessions = Table("layer")
+buffers = Table("buffer")
+#: Numbers of the buffers that are page-locked.
+pinned: set[int] = set()
 
 
 class Session:
@@ -83,7 +86,29 @@ def attach(path, nbytes):
     return buffers.add(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
 
 
+def pin(buffer):
+    """Page-lock it for fast copies to a GPU; whether the driver did."""
+    import torch
+
+    tensor = buffers[buffer]
+    try:
+        done = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)) == 0
+    except (RuntimeError, AttributeError):
+        return False
+    if done:
+        pinned.add(buffer)
+    else:  # the next launch reports that error once: let that be none of the kernel's under test
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device="cuda").add_(1)
+    return done
+
+
 def detach(buffer):
+    if buffer in pinned:
+        import torch
+
+        pinned.discard(buffer)
+        torch.cuda.cudart().cudaHostUnregister(buffers[buffer].data_ptr())
     buffers.drop(buffer)
 
 

@@ -1,0 +1,179 @@
+"""Faults of captured graphs: what is frozen, stale, leaking or clobbered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from conformance.faults.graphs import GraphFault, Replay, Step
+from conformance.stacks.graph_protocol import Buffers
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _frozen(name: str) -> GraphFault:
+    """The graph reads a copy of that input, made at capture."""
+    return GraphFault(bound=lambda buffers: buffers._replace(**{name: getattr(buffers, name).clone()}))
+
+
+def _last_row_unbound(buffers: Buffers) -> Buffers:
+    """The token count that capture saw is one too small (a batch of one keeps its row)."""
+    count = max(1, len(buffers.x) - 1)
+    return Buffers(*(buffer[:count] for buffer in buffers))
+
+
+def _skipped(r: Replay) -> None:
+    """Every other replay does nothing: what was in the output stays."""
+    if r.number % 2 == 0:
+        r.inner()
+
+
+def _first_output(r: Replay) -> None:
+    """Every replay answers with what the first one computed."""
+    if r.number == 0:
+        r.inner()
+        r.kept["out"] = r.buffers.out.clone()
+    r.buffers.out.copy_(r.kept["out"])
+
+
+def _number_read(step: Step) -> Step:
+    """A factor is read off a tensor by Python."""
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        buffers.out.mul_(1.0 if buffers.weights[0, 0].item() < 0.5 else 2.0)
+
+    return spoilt
+
+
+def _list_made(step: Step) -> Step:
+    """A tensor is made from a Python list on the way."""
+
+    def spoilt(buffers: Buffers) -> None:
+        import torch
+
+        step(buffers)
+        buffers.out.mul_(torch.tensor([1.0], dtype=buffers.out.dtype).to(buffers.out.device))
+
+    return spoilt
+
+
+def _counted(step: Step) -> Step:
+    """Experts are counted by an operation whose result's size depends on the data."""
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        buffers.ids.flatten().clamp(min=0).bincount()
+
+    return spoilt
+
+
+def _list_mutated(step: Step) -> Step:
+    """A Python list grows with each call and decides what is done."""
+    calls: list[int] = []
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        calls.append(1)
+        buffers.out.mul_(1.0 + len(calls) % 2)
+
+    return spoilt
+
+
+def _output_over_input(step: Step) -> Step:
+    """x is used for the output's first stage: it does not survive the call."""
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        buffers.x.copy_(buffers.out)
+
+    return spoilt
+
+
+def _rows_mixed(step: Step) -> Step:
+    """Every row takes a part of all rows, pad rows too: nothing of it where they are finite."""
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        buffers.out.add_((buffers.x.float() * 0.0).sum().to(buffers.out.dtype))
+
+    return spoilt
+
+
+def _first_routes(r: Replay) -> None:
+    """Tokens reach the experts of the first replay, whatever their routes say."""
+    ids = r.buffers.ids.clone()
+    r.buffers.ids.copy_(r.kept.setdefault("ids", ids))
+    r.inner()
+    r.buffers.ids.copy_(ids)
+
+
+def _output_clobbered(r: Replay) -> None:
+    """A graph's replay writes its first row over the output of the others in its pool."""
+    r.inner()
+    for other in r.others:
+        other.out[:1].copy_(r.buffers.out[:1])
+
+
+def _input_clobbered(r: Replay) -> None:
+    """A graph's workspace lies over the tokens of the others in its pool."""
+    r.inner()
+    for other in r.others:
+        other.x[-1].zero_()
+
+
+def _reads_freed(r: Replay) -> None:
+    """An intermediate lies in memory that was freed after capture: others have written there."""
+    import torch
+
+    r.inner()
+    if r.disturbed:
+        r.buffers.out[-1].fill_(torch.nan)
+
+
+def _tactic_switched(r: Replay) -> None:
+    """Every third replay runs another tactic: one output differs in its last bit."""
+    r.inner()
+    if r.number % 3 == 2:
+        r.buffers.out[0, 0] *= 1 + 2.0**-7
+
+
+def _behind_output(buffers: Buffers) -> None:
+    """64 bytes behind the output."""
+    _behind(buffers.out, 64).zero_()
+
+
+def _behind(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The bytes that follow a tensor in its storage."""
+    import torch
+
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    return whole[end : end + count]
+
+
+def _zeroes_input(buffers: Buffers) -> None:
+    """The weights are left zero."""
+    buffers.weights.zero_()
+
+
+frozen_x = _frozen("x")
+frozen_ids = _frozen("ids")
+frozen_weights = _frozen("weights")
+first_routes = GraphFault(replay=_first_routes)
+count_baked = GraphFault(bound=_last_row_unbound)
+skipped = GraphFault(replay=_skipped)
+first_output = GraphFault(replay=_first_output)
+number_read = GraphFault(step=_number_read)
+list_made = GraphFault(step=_list_made)
+counted = GraphFault(step=_counted)
+list_mutated = GraphFault(step=_list_mutated)
+output_over_input = GraphFault(step=_output_over_input)
+rows_mixed = GraphFault(step=_rows_mixed)
+output_clobbered = GraphFault(replay=_output_clobbered)
+input_clobbered = GraphFault(replay=_input_clobbered)
+reads_freed = GraphFault(replay=_reads_freed)
+takes_memory = GraphFault(takes=512)
+tactic_switched = GraphFault(replay=_tactic_switched)
+warm_up_behind = GraphFault(warmed=_behind_output)
+warm_up_zeroes = GraphFault(warmed=_zeroes_input)

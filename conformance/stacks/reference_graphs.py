@@ -1,0 +1,155 @@
+"""The reference stack's graphs, simulated on a CPU with what makes real ones treacherous.
+
+Capture runs the call once and records every operation with its tensors *by address* and its Python numbers *by value*.
+Replay repeats the operations on that memory: whoever changed a buffer in place is followed, and whatever Python decided
+at capture (a branch, a length, a number read off a tensor) stays as it was. Reading a tensor from Python, and data made
+from Python lists, are noted as incidents: on a GPU they would be a host sync and a copy from host memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from conformance.stacks import reference_numerics as numerics
+from conformance.stacks.graph_protocol import Buffers
+from conformance.stacks.protocols import LoadedWeights, MoeRequest
+from conformance.stacks.reference_moe import swiglu, swiglu_in_steps
+
+_SIZES = (1, 2, 4, 8)
+#: Operations whose result, or its shape, Python needs.
+_SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "equal")
+_FROM_HOST = ("lift_fresh", "lift_fresh_copy", "lift")
+
+
+class ReferenceGraphs:
+    """See graph_protocol.GraphRunner."""
+
+    sizes = _SIZES
+    words = "graphs simulated on a CPU: operations recorded once, repeated over the same memory"
+
+    def __init__(self, scheme: str):
+        self._scheme = scheme
+
+    def open(self, request: MoeRequest) -> ReferenceGraphedLayer:
+        return ReferenceGraphedLayer(request, self._scheme)
+
+
+class ReferenceGraphedLayer:
+    """Every expert on every token, so that no branch looks at the routes; then each slot takes its own."""
+
+    def __init__(self, request: MoeRequest, scheme: str):
+        self._request, self._scheme = request, scheme
+        self._experts = [_decoded(request.weights, expert) for expert in range(request.experts)]
+        self.step: Any = self._run
+
+    def _run(self, buffers: Buffers) -> None:
+        r, steps = self._request, self._scheme == "bf16_steps"
+        x = buffers.x.float()
+        x = torch.nn.functional.pad(x, (0, self._experts[0][0].shape[1] - x.shape[1]))
+        if self._scheme == "mxfp8":
+            x = numerics.to_mxfp8(x)
+        answers = []
+        for w13, w2 in self._experts:
+            gate, up = numerics.to_bf16(x @ w13.T).chunk(2, dim=1)
+            h = numerics.to_bf16((swiglu_in_steps if steps else swiglu)(gate, up, r.limit, r.alpha, r.beta))
+            if self._scheme == "mxfp8":
+                h = numerics.to_mxfp8(h)
+            answers.append(numerics.to_bf16(h @ w2.T))
+        every, total = torch.stack(answers), torch.zeros_like(x)
+        for slot in range(buffers.ids.shape[1]):
+            ids, weight = buffers.ids[:, slot, None].long(), buffers.weights[:, slot, None]
+            own = every.gather(0, ids.clamp(min=0).expand_as(x)[None])[0]
+            if steps:
+                more = numerics.to_bf16(total + numerics.to_bf16(numerics.to_bf16(weight) * own))
+            else:
+                more = total + weight * own
+            total = torch.where(ids >= 0, more, total)
+        buffers.out.copy_(total[:, : buffers.out.shape[1]])
+
+    def eager(self, buffers: Buffers) -> None:
+        self.step(buffers)
+
+    def warm_up(self, buffers: Buffers) -> None:
+        self.step(buffers)
+
+    def pool(self) -> list[Any]:
+        return []
+
+    def capture(self, buffers: Buffers, pool: list[Any] | None = None) -> _Recorded:
+        recorded = _Recorded()
+        with recorded:
+            self.step(buffers)
+        if pool is not None:
+            pool.append(recorded)
+        return recorded
+
+    def held(self) -> int:
+        return 0
+
+    def disturb(self) -> None:
+        for size in range(9, 20):
+            torch.full((1 << size,), 255, dtype=torch.uint8)
+
+    def close(self) -> None:
+        self._experts = []
+
+
+def _decoded(weights: LoadedWeights, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(W13, W2) of one expert, float32."""
+
+    def one(name: str) -> torch.Tensor:
+        codes, scales = (weights.read(part, expert, expert + 1)[0] for part in (name, f"{name}_scale"))
+        return numerics.weights(codes, scales)
+
+    return one("w13_weight"), one("w2_weight")
+
+
+class _Recorded(TorchDispatchMode):
+    """A graph: recording while it is entered, and to be replayed afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, Any, Any, list[torch.Tensor] | None]] = []
+        self._noted: dict[str, None] = {}
+
+    @property
+    def incidents(self) -> tuple[str, ...]:
+        return tuple(self._noted)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        if name in _SYNCS:
+            self._noted[f"host sync: {name} reads a tensor back"] = None
+        if name in _FROM_HOST:
+            self._noted[f"copy from host memory: {name} of a Python list or number"] = None
+        if func._schema.is_mutable:
+            self._operations.append((func, args, kwargs, None))
+        elif made and not _alias(made, given):
+            self._operations.append((func, args, kwargs, made))
+        return result
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self._operations:
+            result = func(*args, **kwargs)
+            if made is not None:
+                fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                for kept, new in zip(made, fresh, strict=True):
+                    if kept.shape == new.shape:
+                        kept.copy_(new)
+
+    def close(self) -> None:
+        self._operations.clear()
+
+
+def _alias(made: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
+    """Is a result only another view of memory that came in?"""
+    before = {tensor.untyped_storage().data_ptr() for tensor in given}
+    return any(tensor.untyped_storage().data_ptr() in before for tensor in made)
