@@ -9,7 +9,7 @@ from .fake_platform import pretend
 from .problems import Refused, Unsupported, cause_of, raised_in, stacks_words, unknown
 
 #: What a missing library, extension or file raises. A validation that says no raises none of these.
-_OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
+OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
 
 
 #: folder -> its ModelConfig as built, never handed out itself.
@@ -119,7 +119,7 @@ def refusals():
     try:
         yield
     except Exception as error:
-        if isinstance(cause_of(error), _OF_THE_MACHINE):
+        if isinstance(cause_of(error), OF_THE_MACHINE):
             raise  # no word of vLLM's own: something that this machine or this installation lacks
         refusal = Refused(stacks_words(error))
         refusal.by_guard = raised_in(error, "virtual_tp.py")

@@ -10,7 +10,8 @@ import sys
 import traceback
 
 from . import noted, oracle
-from .problems import Refused, Unsupported, stacks_words
+from .configs import OF_THE_MACHINE
+from .problems import Refused, Unsupported, cause_of, stacks_words
 from .routed import PARAMETERS, expert_map, parallel_config
 from .sessions import Table, buffers
 from .start import accepted_arguments
@@ -72,6 +73,8 @@ def build(tp, rank, backend, experts, slots, hidden, width, limit, device):
     except Unsupported:
         raise
     except Exception as error:
+        if isinstance(cause_of(error), OF_THE_MACHINE):
+            raise  # no word of vLLM's own: this way to build its layer does not fit this version
         raise Refused(stacks_words(error)) from error
     shapes = {name: tuple(getattr(layer, name).shape) for name in PARAMETERS}
     due = {
@@ -229,4 +232,6 @@ def _refusals(doing):
             traceback.print_exc()  # to the log
             sys.stderr.flush()
             os._exit(70)
+        if isinstance(error, OF_THE_MACHINE):
+            raise
         raise Refused(f"{doing}: {stacks_words(error)}") from error

@@ -1,7 +1,7 @@
 """vLLM's compiled functions on the way of Marlin's MoE, replaced by what notes their arguments and runs nothing.
 
-Each is bound by name to the signature of vLLM's own Python function for it, and answered with memory of the dtype and
-shape that the function gives.
+Each is bound by name to the signature of vLLM's own Python function for it (the activation has none: to its schema),
+and answered with memory of the dtype and shape that the function gives.
 """
 
 import contextlib
@@ -32,7 +32,6 @@ def compiled():
     text}."""
     import torch
     import vllm._custom_ops as ops
-    from vllm.model_executor.layers.fused_moe import activation
     from vllm.model_executor.layers.quantization.utils import marlin_utils
     from vllm.utils import torch_utils
 
@@ -57,14 +56,18 @@ def compiled():
         for name, answer in answers.items():
             function = getattr(ops, name)
             stack.enter_context(mock.patch.object(ops, name, _noting(name, function, answer, calls)))
-        clamped = activation.silu_and_mul_with_clamp
-        noting = _noting("silu_and_mul_with_clamp", clamped, nothing, calls)
-        stack.enter_context(mock.patch.object(activation, "silu_and_mul_with_clamp", noting))
+        noting = _noting("silu_and_mul_with_clamp", _clamped, nothing, calls)
+        stack.enter_context(mock.patch.object(torch.ops._C, "silu_and_mul_with_clamp", noting, create=True))
         machine = {"num_compute_units": lambda *ids: _SMS, "current_stream": lambda: "the pretended stream"}
         for module in (marlin_utils, torch_utils):
             for name in machine.keys() & vars(module):
                 stack.enter_context(mock.patch.object(module, name, machine[name]))
         yield calls
+
+
+def _clamped(output, input, clamp_limit, alpha=1.0, beta=0.0):
+    """The compiled activation's own schema: vLLM calls it without a Python function of its own. Source: the schema that
+    0.33.0's library registers."""
 
 
 def _noting(name, function, answer, calls):
