@@ -44,7 +44,10 @@ class VllmMoe:
             ranks="in turn, in one process on one GPU",
             tokens=_TOKENS,
             empty_slots=False,
-            notes=("a batch of no tokens is answered with nothing, as vLLM's own layers are never called for one",),
+            notes=(
+                "a batch of no tokens is answered with nothing, as vLLM's own layers are never called for one",
+                "workspace and output memory hold NaN before each call",
+            ),
         )
 
     def open(self, request: MoeRequest) -> VllmMoeLayer:

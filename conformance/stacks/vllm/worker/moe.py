@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import traceback
+from unittest import mock
 
 from . import noted, oracle
 from .configs import OF_THE_MACHINE
@@ -145,24 +146,30 @@ def run_moe(session, buffer, tokens, slots, same_x=False):
     if not same_x:
         opened.x = parts[0].to(opened.device)
     x, ids, weights = opened.x.clone(), *(part.to(opened.device) for part in parts[1:])
-    _poison(x)
-    with _refusals("apply"):
+    with _refusals("apply"), _poisoned():
         out.copy_(apply(opened, x, ids, weights))
     if opened.device == "cuda":
         torch.cuda.synchronize()
 
 
-def _poison(x):
-    """NaN in all of the workspace that the kernel cuts its intermediates from, and in memory that is freed at once: the
-    allocator hands it out again for the output, which has the size of x and which vLLM allocates anew for each call."""
+@contextlib.contextmanager
+def _poisoned():
+    """NaN in the workspace that the kernel cuts its intermediates from, and inside in all that `new_empty` hands out:
+    vLLM allocates a call's output with it. Fill patterns only; what is computed is vLLM's."""
     import torch
     from vllm.v1.worker import workspace
 
-    freed = [torch.full_like(x, torch.nan) for _ in range(4)]
-    del freed
     for held in workspace.current_workspace_manager()._current_workspaces:
         if held is not None:
             held.view(-1).fill_(255)
+    real = torch.Tensor.new_empty
+
+    def new_empty(tensor, *sizes, **options):
+        made = real(tensor, *sizes, **options)
+        return made.fill_(torch.nan) if made.dtype in (torch.bfloat16, torch.float16, torch.float32) else made
+
+    with mock.patch.object(torch.Tensor, "new_empty", new_empty):
+        yield
 
 
 def apply(opened, x, ids, weights):
