@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import toolchain
-from .problems import Unfit
+from .problems import Missing, Unfit
 
 SECONDS = 560.0
 _ERROR = re.compile(r"(?:\): |:\d+: |^)(?:fatal )?error\b[^:\n]*: (.*)", re.M)
@@ -25,7 +25,8 @@ class Run(NamedTuple):
 
 
 def run(arguments, folder):
-    """Raises Unfit where nvcc was killed, took too long or failed for another reason than the source."""
+    """Raises Unfit where nvcc was killed, took too long or failed for another reason than the source; Missing where its
+    headers are not its own."""
     started = time.monotonic()
     command = [toolchain.nvcc(), *arguments, f"-I{toolchain.missing_headers(folder)}"]
     log = Path(folder) / "nvcc.log"
@@ -40,6 +41,9 @@ def run(arguments, folder):
     if code and not errors:
         raise Unfit(f"nvcc exits {code} without an error in the source: {' '.join(said.split())[-300:]}")
     for error in errors:
+        if "toolkit headers are incompatible" in error:
+            told = "name a whole toolkit with CUDA_HOME, or install packages of one version"
+            raise Missing(f"{command[0]} and the CUDA headers beside it are of different versions: {told}")
         if re.search(r"No such file or directory|cannot open source file", error):
             raise Unfit(f"a header is missing for nvcc: {error[:200]}")
     return Run(code, said, errors, round(time.monotonic() - started, 1), peak)
