@@ -11,7 +11,8 @@ from pathlib import Path
 
 from .problems import Missing, Unfit
 
-_INSTALL = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl nvidia-cuda-runtime"
+#: One version for all: nvcc refuses the headers of another.
+_INSTALL = "pip install nvidia-cuda-nvcc==13.0.* nvidia-cuda-crt==13.0.* nvidia-nvvm==13.0.* nvidia-cuda-cccl==13.0.*"
 #: Bytes that must be free: for a production unit to a cubin (the largest known takes 6.1 GB), for the front end (4.1).
 UNIT, FRONT_END = 7_000_000_000, 5_000_000_000
 
