@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.prepare_protocol import Preparation
@@ -109,6 +110,7 @@ class Target(msgspec.Struct, frozen=True):
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
+            "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
@@ -158,6 +160,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
+    `compiler` compiles for other GPUs.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class Context:
         selection: Callable[[], Selection] | None = None,
         loader_only: bool = False,
         graphs: Callable[[], GraphRunner] | None = None,
+        compiler: Callable[[], Compiler] | None = None,
     ):
         self.target = target
         self.files = files
@@ -194,6 +198,7 @@ class Context:
         self.fault = fault
         self.moe_calls = moe_calls
         self._open_graphs = graphs
+        self._open_compiler = compiler
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -338,6 +343,13 @@ class Context:
             raise NotSupported("the stack captures no graphs for this harness (no `graph()`)")
         runner: GraphRunner = self.once("graphs", self._open_graphs)
         return runner
+
+    @property
+    def compiler(self) -> Compiler:
+        """Raises NotSupported where the stack offers none."""
+        if self._open_compiler is None:
+            raise NotSupported("the stack compiles nothing for this harness (no `compiler()`)")
+        return self._open_compiler()
 
     @property
     def maps(self) -> LoadedMaps:

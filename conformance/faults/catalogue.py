@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conformance.faults import calls, files, graph, guard, history, loader, model, moe, narrow, plan, prepare, ranks
+from conformance.faults import (
+    calls,
+    compiled,
+    files,
+    graph,
+    guard,
+    history,
+    loader,
+    model,
+    moe,
+    narrow,
+    plan,
+    prepare,
+    ranks,
+)
 from conformance.faults.files import FilesFault
 from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
@@ -897,6 +911,87 @@ _WRITTEN = (
         "left alone, the stack takes a kernel that no profile knows",
         _moe("selection.unasked"),
         selection=prepare.other_unasked,
+    ),
+    Fault(
+        "compile-stages-too-many",
+        "a production tile has two stages more than its target has room for",
+        _moe("compile.tiles"),
+        moe=compiled.one_stage_more,
+    ),
+    Fault(
+        "compile-stages-uncounted",
+        "the measured storage is too small for the kernel's own stages",
+        _moe("compile.tiles"),
+        moe=compiled.stages_uncounted,
+    ),
+    Fault(
+        "compile-single-stage",
+        "a production tile is left with one stage",
+        _moe("compile.tiles"),
+        moe=compiled.single_stage,
+    ),
+    Fault(
+        "compile-filter-lost",
+        "tiles that are generated though they do not fit are offered as tactics",
+        _moe("compile.tiles"),
+        "FlashInfer 0.7.2 generates four for SM90, and filters them",
+        moe=compiled.filter_lost,
+    ),
+    Fault(
+        "compile-refused",
+        "the toolchain refuses the production unit",
+        _moe("compile.target", "compile.mma", "compile.baseline"),
+        moe=compiled.refused,
+    ),
+    Fault(
+        "compile-other-target",
+        "the binary is for another GPU than the profile's",
+        _moe("compile.target", "compile.cute", "compile.triton"),
+        moe=compiled.other_target,
+    ),
+    Fault(
+        "compile-upcast",
+        "a mixed product is upcast and multiplied in BF16",
+        _moe("compile.mma", "compile.cute", "compile.triton"),
+        "Triton 3.8.0 on SM120, e4m3 x e2m1",
+        moe=compiled.upcast,
+    ),
+    Fault(
+        "compile-no-product",
+        "the kernel's body was pruned: it compiles, and multiplies nothing",
+        _moe("compile.mma", "compile.cute", "compile.triton"),
+        moe=compiled.no_product,
+    ),
+    Fault(
+        "compile-more-spills",
+        "a thread spills more than recorded for this toolchain",
+        _moe("compile.baseline"),
+        moe=compiled.more_spills,
+    ),
+    Fault(
+        "compile-registers",
+        "a block's threads take more registers than there are",
+        _moe("compile.baseline", "compile.cute"),
+        moe=compiled.registers,
+    ),
+    Fault(
+        "compile-silent-oversize",
+        "a production kernel takes more shared memory than there is, and its toolchain says nothing",
+        _moe("compile.cute"),
+        "CuTe DSL 4.8.0, 256x128 on SM120",
+        moe=compiled.silent_oversize,
+    ),
+    Fault(
+        "compile-oversize-taken",
+        "an oversize tile goes through, and its measured size seems to fit",
+        _moe("compile.oversize"),
+        moe=compiled.oversize_taken,
+    ),
+    Fault(
+        "compile-refused-for-else",
+        "the oversize tile is refused for something else than its size",
+        _moe("compile.oversize"),
+        moe=compiled.refused_for_else,
     ),
     Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
     Fault(

@@ -22,6 +22,8 @@ from conformance.world.member import ReduceFault
 if TYPE_CHECKING:
     import torch
 
+    from conformance.stacks.compile.protocol import CompileResult, CompileUnit
+
 
 class Activation(Protocol):
     def __call__(
@@ -49,7 +51,8 @@ class MoeFault(NamedTuple):
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
     activation itself, `quantise` the quantisation to MXFP8 of x or of the activation (its second argument: `input` or
     `activation`), both only where the layer lets it, `run` the call, `reduce` the all-reduce of rank processes.
-    `call` changes what the adapter says it would call elsewhere. `rank`: the only rank whose weights and calls are hit.
+    `call` changes what the adapter says it would call elsewhere, `compiled` what a compiler made for another GPU.
+    `rank`: the only rank whose weights and calls are hit.
     """
 
     loader: LoaderFault | None = None
@@ -60,6 +63,7 @@ class MoeFault(NamedTuple):
     run: Callable[[Run], None] | None = None
     reduce: ReduceFault | None = None
     call: Callable[[list[MoeCall]], None] | None = None
+    compiled: Callable[[CompileUnit, CompileResult], None] | None = None
     rank: int | None = None
     quantise: Callable[[torch.Tensor, str], torch.Tensor] | None = None
 

@@ -18,6 +18,7 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
 from conformance.faults.catalogue import FAULTS, Fault
+from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
@@ -166,7 +167,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     stack, planner, target, files = bench.stack, bench.planner, bench.target, bench.files
     loader = offered(stack, "loader")
     opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
-    calls = getattr(stack, "moe_calls", None)
+    calls, compiler = getattr(stack, "moe_calls", None), getattr(stack, "compiler", None)
     if fault and (fault.plan or fault.guard):
         planner = FaultyPlanner(planner, fault.plan, fault.guard)
     if fault and fault.loader:
@@ -179,6 +180,9 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
             opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
         if calls and moe.call:
             calls = FaultyCalls(calls, moe.call)
+        if compiler and moe.compiled:
+            clean_compiler, change = compiler, moe.compiled
+            compiler = lambda: FaultyCompiler(clean_compiler(), change)  # noqa: E731
         if moe.loader:
             fed_by, clean = FaultyLoader(loader, moe.loader), None
     if fault and fault.files and files:
@@ -217,6 +221,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         selection=selection,
         loader_only=bool(fault and fault.moe and fault.moe.loader),
         graphs=graphs,
+        compiler=compiler,
     )
 
 

@@ -130,6 +130,7 @@ class Runner:
                 preparation=getattr(stack, "preparation", None),
                 selection=getattr(stack, "selection", None),
                 graphs=getattr(stack, "graph", None),
+                compiler=getattr(stack, "compiler", None),
             )
         return self._contexts[stack.name]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
@@ -96,6 +97,11 @@ class ReferenceStack:
         from conformance.stacks.reference_graphs import ReferenceGraphs
 
         return ReferenceGraphs(self._arithmetic)
+
+    def compiler(self) -> ReferenceCompiler:
+        from conformance.stacks.reference_compiler import ReferenceCompiler
+
+        return ReferenceCompiler()
 
     def close(self) -> None:
         pass

@@ -13,6 +13,7 @@ from conformance.errors import StackMissing
 from conformance.stacks.protocols import StackInfo
 
 if TYPE_CHECKING:
+    from conformance.stacks.compile.compiler import ToolchainCompiler
     from conformance.stacks.cuda_graphs import CudaGraphs
     from conformance.stacks.flashinfer.moe import FlashInferMoe
     from conformance.stacks.protocols import MoeCall, MoeRequest
@@ -22,6 +23,9 @@ _GRAPH_SIZES = (1, 8, 16, 64)
 
 class FlashInferStack:
     name = "flashinfer"
+
+    def __init__(self) -> None:
+        self._compiler: ToolchainCompiler | None = None
 
     def info(self) -> StackInfo:
         """Raises StackMissing without FlashInfer or torch."""
@@ -68,8 +72,16 @@ class FlashInferStack:
 
         return calls(request, capability, tokens, slots)
 
+    def compiler(self) -> ToolchainCompiler:
+        if self._compiler is None:
+            from conformance.stacks.compile.compiler import ToolchainCompiler
+
+            self._compiler = ToolchainCompiler(None)
+        return self._compiler
+
     def close(self) -> None:
-        pass
+        if self._compiler is not None:
+            self._compiler.close()
 
 
 def _version() -> str:

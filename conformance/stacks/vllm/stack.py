@@ -11,6 +11,7 @@ import msgspec
 from conformance.errors import StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
+from conformance.stacks.compile.compiler import ToolchainCompiler
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import MoeCall, MoeRequest, StackInfo, StackOptions
 from conformance.stacks.vllm import preparation
@@ -120,6 +121,7 @@ class VllmStack:
         self._worker = VllmWorker(options)
         self._gpu = VllmWorker(options, gpu=True)
         self._kernel: VllmMoe | None = None
+        self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
         """Who is under test; starts the worker. Raises StackMissing, UsageError."""
@@ -153,6 +155,10 @@ class VllmStack:
     def selection(self) -> VllmSelection:
         return VllmSelection(self._worker)
 
+    def compiler(self) -> ToolchainCompiler:
+        return self._compiler
+
     def close(self) -> None:
+        self._compiler.close()
         self._worker.close()
         self._gpu.close()

@@ -1,0 +1,1 @@
+"""Kernels compiled for GPUs that are not there: the protocol, and the toolchains behind it."""
