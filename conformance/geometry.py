@@ -119,6 +119,8 @@ def load(name: str) -> Geometry:
     if is_file:
         folder = path.absolute().parent
         return parse(_read(path), folder.name if path.name == "config.json" else path.stem, where=str(path))
+    if "/" in name:
+        raise UsageError(f"geometry {short(name, 200)}: no such file or folder; a config.json was due")
     raise nearest(name, embedded(), "geometry")
 
 

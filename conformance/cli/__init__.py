@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -67,6 +68,10 @@ def main() -> None:
         print(f"conformance: {one_line(error)}", file=sys.stderr)
         sys.exit(3)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({error.filename})" if error.filename else ""
+            print(f"conformance: no space left{where}: free some, then --resume goes on with the run", file=sys.stderr)
+            sys.exit(3)
         traceback.print_exc()
         print(f"conformance: the harness itself failed: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
         sys.exit(3)

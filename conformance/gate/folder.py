@@ -93,8 +93,12 @@ class RunFolder:
         """Write a file whole or not at all."""
         target = self.path / name
         partial = target.with_name(f".{name}.partial")
-        partial.write_bytes(data)
-        partial.replace(target)
+        try:
+            partial.write_bytes(data)
+            partial.replace(target)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
         return target
 
     def close(self) -> None:

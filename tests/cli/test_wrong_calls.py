@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 TP = "a whole number from 1 to 1024 was due"
@@ -124,3 +126,20 @@ def test_an_interpreter_that_is_none(conformance):
 
 def test_unbalanced_quotes(conformance, tmp_path):
     assert "No closing quotation" in _wrong(conformance, tmp_path, "gate", "--profile", "cpu", "--then", "echo 'a")
+
+
+def test_a_full_disk_is_one_line_and_no_verdict(conformance, monkeypatch, tmp_path):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("conformance.gate.folder.os.fsync", full)
+    done = conformance("gate", "--profile", "cpu", "--layers", "plan", "--run-dir", str(tmp_path / "run"))
+    assert done.code == 3
+    assert done.err == "conformance: no space left: free some, then --resume goes on with the run\n"
+    assert not (tmp_path / "run" / "verdict.json").exists()
+
+
+def test_a_geometry_that_is_a_path_and_is_not_there(conformance):
+    done = conformance("gate", "--profile", "cpu", "--geometry", "/not/there/config")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "no such file or folder" in done.err
