@@ -29,12 +29,13 @@ def needs_padding(geometry: Geometry, tp: int) -> list[str]:
 
 
 def needs_virtual_tp(geometry: Geometry, tp: int) -> list[str]:
-    """Names of the axes that no stack can share out without virtual TP: tp does not divide them.
+    """Names of the axes that no stack can share out without virtual TP: tp does not divide them, or cuts a scale group.
 
-    Alignment alone asks for none: any vLLM pads its vocabulary, and rounds a rank's width for its kernels.
+    Rounding for a kernel asks for none, and any vLLM pads its vocabulary.
     """
     due = axes(geometry, tp)
-    return [name for name in ("heads", "groups", "routed") if name in due and due[name].original % tp]
+    divided = [name for name in ("heads", "groups") if name in due and due[name].original % tp]
+    return divided + (["routed"] if due["routed"].padded != due["routed"].original else [])
 
 
 def unit(parameter: str) -> int:

@@ -156,7 +156,8 @@ class ReferencePlanner:
         outcome = PlanOutcome("accepted", axes=axes, unpadded=dict(g.unpadded), origin="plan", padding="nothing")
         if any(axis.original != axis.padded for axis in axes.values()):
             outcome.padding = "planned"
-        indivisible = any(axes[name].original % tp for name in ("heads", "groups", "routed") if name in axes)
+        indivisible = any(axes[name].original % tp for name in ("heads", "groups") if name in axes)
+        indivisible |= axes["routed"].padded > axes["routed"].original  # a rank's share would cut a scale group
         if indivisible and (why := self._refusal(request)):
             outcome = PlanOutcome("refused", why, padding="refused")
             if request.force:

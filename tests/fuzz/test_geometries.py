@@ -33,7 +33,7 @@ def test_the_reference_stack_holds():
     ("fault", "smallest", "claim"),
     [
         (faults.dropped_rank, (1, 1), "loader.w13_scale.partition"),
-        (faults.floor_division, (1, 1), "loader.w13_scale.tails"),
+        (faults.floor_division, (2, 1), "loader.w13_scale.tails"),
         (faults.last_byte_lost, (1, 1), "loader.w2.partition"),
         (faults.reversed_ranks, (2, 1), "loader.w13_scale.offsets"),
         (faults.unit_blind("w2_weight_scale"), (2, 2), "loader.w2_scale.tails"),

@@ -10,7 +10,7 @@ import pytest
 
 from conformance import geometry
 from conformance.context import Target
-from conformance.errors import AdapterError, NotSupported, StackCrashed, StackRefused, StackTimeout
+from conformance.errors import AdapterError, StackCrashed, StackRefused, StackTimeout
 from conformance.provenance import loaded
 from conformance.stacks.protocols import StackOptions
 from conformance.world.processes import Processes
@@ -77,13 +77,6 @@ def test_all_ranks_hang():
     with pytest.raises(StackTimeout, match="all ranks hang in a long sleep"):
         _each(processes, "everyone_hangs")
     assert not processes.pids
-
-
-def test_a_stack_without_a_kernel():
-    processes = Processes(2, "gloo", LIMIT, 60.0)
-    with pytest.raises(NotSupported, match=r"rank . of 2: the stack vllm offers no MoE kernel"):
-        processes.each("tests.world.functions:whoami", ENCODED.replace(b'"stack":"reference"', b'"stack":"vllm"'), {})
-    processes.close()
 
 
 def test_closing_leaves_nothing_behind():

@@ -12,6 +12,10 @@ SHARED_OUT = {
 }
 
 
+#: What a rank's share must be a multiple of: an MXFP4 scale group.
+WHOLE = {"routed": 32}
+
+
 def plan(folder, tp, capability, attention, moe, force, expert_parallel=False):
     """PlanOutcome's fields. The outcome is vLLM's own, also under `force`, which only adds axes."""
     model = configs.model_config(folder)
@@ -57,9 +61,9 @@ _WHOSE = {
 
 def accepted_or_ignored(model, before, tp):
     """(outcome, message) of a configuration that raised nothing; `before` holds the sizes that the model came with."""
-    unshared = [n for n, size in before.items() if size % tp]
+    unshared = [n for n, size in before.items() if size % (tp * WHOLE.get(n, 1))]
     if unshared and virtual_tp.plan_of(model) is None:
-        return "ignored", f"no error and no plan, although TP{tp} does not divide {_list(before, unshared)}"
+        return "ignored", f"no error and no plan, although TP{tp} gets no whole shares of {_list(before, unshared)}"
     return "accepted", ""
 
 
