@@ -135,11 +135,11 @@ def test_a_failure_of_the_harness_is_no_no_go(conformance, monkeypatch):
     """Python's own exit code for a traceback is 1, which means NO-GO here."""
 
     def full(self, result):
-        raise OSError(28, "No space left on device")
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("conformance.gate.folder.RunFolder.record", full)
     done = conformance("gate", "--profile", "cpu", *TINY)
     assert done.code == 3
     assert done.err.splitlines()[-1] == (
-        "conformance: the harness itself failed: OSError: [Errno 28] No space left on device"
+        "conformance: the harness itself failed: OSError: [Errno 5] Input/output error"
     )
