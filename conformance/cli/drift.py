@@ -20,7 +20,9 @@ def drift(
     baseline: Annotated[
         Path | None, typer.Option(help="JSON of an earlier audit: only what is new is shown, and drifts.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report to this HTML file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report to this HTML file; a gate's report.html gets it as a section.")
+    ] = None,
     json: options.Json = None,
 ) -> None:
     """Audit weights, builder, kernel wiring and runtime of an MPK checkout against vLLM, with file:line on both sides.
@@ -44,7 +46,7 @@ def drift(
     terminal.show(report, to_stderr=str(json) == "-")
     if html is not None:
         try:
-            html.write_bytes(pages.page(report))
+            html.write_bytes(pages.placed(report, html.read_bytes() if html.exists() else b""))
         except OSError as error:
             raise UsageError(f"--html {html}: not writable: {error.strerror}") from None
     options.write_json(json, report)

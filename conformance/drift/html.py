@@ -11,7 +11,7 @@ from conformance.drift.finding import PILLARS
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><title>{title}</title></head>
+<head><meta charset="utf-8"><meta name="generator" content="conformance drift"><title>{title}</title></head>
 <body style="font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem">
 {section}
 </body>
@@ -30,3 +30,17 @@ def section(report: Report) -> str:
 
 def page(report: Report) -> bytes:
     return _PAGE.format(title=report.verdict, section=section(report)).encode()
+
+
+def placed(report: Report, there: bytes) -> bytes:
+    """What to write over `there`: a gate's report with this audit as its section, in an earlier one's stead; where
+    there is none, or an audit's own page, a page of its own."""
+    head, end, tail = there.partition(b"</body>")
+    if not end or _OWN in head:
+        return page(report)
+    before, earlier, rest = head.partition(_SECTION)
+    kept = before + rest.partition(b"</section>\n")[2] if earlier else head
+    return kept + section(report).rstrip("\n").encode() + b"\n" + end + tail
+
+
+_SECTION, _OWN = b'<section id="drift">', b'content="conformance drift"'

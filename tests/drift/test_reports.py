@@ -10,7 +10,7 @@ import pytest
 
 from conformance.drift import audit
 from conformance.drift.context import DEMO
-from conformance.drift.html import page, section
+from conformance.drift.html import page, placed, section
 from tests.cli.calls import call
 from tests.drift.running import edit
 
@@ -144,3 +144,14 @@ def test_page(mpk: Path, vllm: Path, tmp_path: Path) -> None:
     assert "demo/deepseek_v3/demo.py:" in html
     assert "mla_attention.py:" in html
     assert "http" not in html
+
+
+def test_a_gates_report_gets_one_section(mpk: Path, vllm: Path) -> None:
+    """However often it is written; nothing else of the page changes, and an audit's own page is made anew."""
+    report = audit.audit(mpk, vllm)
+    gate = b"<html><body>\n<p>the gate's</p>\n</body>\n</html>\n"
+    once = placed(report, gate)
+    assert placed(report, once) == once
+    assert once.count(b'<section id="drift">') == 1
+    assert once.replace(section(report).rstrip("\n").encode() + b"\n", b"") == gate
+    assert placed(report, b"") == placed(report, page(report)) == page(report)
