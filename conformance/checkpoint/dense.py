@@ -16,12 +16,11 @@ from conformance.checkpoint.header import Entry
 from conformance.checkpoint.inside import resolved
 from conformance.checkpoint.reader import Reader
 from conformance.context import Context
-from conformance.errors import Blocked, StackRefused
 from conformance.provenance import model_maps
 from conformance.provenance.boxes import Box
-from conformance.provenance.model_maps import EXPERTS, ModelMaps, Tensors
+from conformance.provenance.model_maps import ModelMaps, Tensors
 from conformance.provenance.model_trace import matrix
-from conformance.stacks.model_protocol import ELEMENT, FromFile, ModelRequest, WholeModel
+from conformance.stacks.model_protocol import ELEMENT, FromFile, WholeModel
 from references import checkpoint
 
 if TYPE_CHECKING:
@@ -64,14 +63,18 @@ def verify(context: Context, draft: bool = False, most_wrong: int = 16) -> Verif
     tensors = model_maps.tensors(context.geometry, draft)
     names: set[str] = set()
     wrong: list[Wrong] = []
-    reader = Reader(Path(context.files.folder))
+    folder = Path(context.files.folder)
+    reader = Reader(folder)
+    paths = {file: str(resolved(folder, file)) for file in {entry.file for entry in context.files.entries.values()}}
     try:
         for rank in context.ranks:
             maps = context.model(rank, draft)
-            model = _open(context, rank, tensors, draft)
+            model = model_maps.opened(context.model_loader, context.target, rank, tensors, draft)
             try:
                 for real in _turns(context, tensors, draft):
-                    model.load_files([_handed(context.files, name, real[name], tensors) for name in tensors.stored])
+                    model.load_files(
+                        [_handed(name, context.files.entries[real[name]], tensors, paths) for name in tensors.stored]
+                    )
                     for parameter in maps.maps:
                         wrong += _differences(context.files, reader, model, maps, parameter, real, rank)
                     names |= {name for name in real.values() if not _EXPERT.fullmatch(name)}
@@ -82,18 +85,6 @@ def verify(context: Context, draft: bool = False, most_wrong: int = 16) -> Verif
     finally:
         reader.close()
     return Verified(names, wrong)
-
-
-def _open(context: Context, rank: int, tensors: Tensors, draft: bool) -> WholeModel:
-    t = context.target
-    try:
-        return context.model_loader.open_model(
-            ModelRequest(
-                t.geometry, t.tp, rank, t.backend, t.capability, t.attention, t.force, tensors.layers, EXPERTS, draft
-            )
-        )
-    except StackRefused as refusal:
-        raise Blocked(f"the stack refuses to build it: {refusal}") from None
 
 
 def _turns(context: Context, tensors: Tensors, draft: bool) -> Iterator[dict[str, str]]:
@@ -120,10 +111,9 @@ def _moved(name: str, place: dict[int, int]) -> str:
     return f"layers.{place[int(match[1])]}.{name[match.end() :]}" if match else name
 
 
-def _handed(files: Files, name: str, real: str, tensors: Tensors) -> FromFile:
+def _handed(name: str, entry: Entry, tensors: Tensors, paths: dict[str, str]) -> FromFile:
     dtype, shape = tensors.stored[name]
-    entry = files.entries[real]
-    return FromFile(name, dtype, shape, entry.shape, str(resolved(Path(files.folder), entry.file)), entry.start)
+    return FromFile(name, dtype, shape, entry.shape, paths[entry.file], entry.start)
 
 
 def _differences(

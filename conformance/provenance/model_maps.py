@@ -9,7 +9,7 @@ import msgspec
 from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import Box, ProvenanceMap, State
-from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelRequest
+from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelRequest, WholeModel
 from references import checkpoint, cuts
 
 if TYPE_CHECKING:
@@ -118,6 +118,40 @@ def _depth(config: dict[str, Any]) -> int:
     raise ValueError(f"its first {_MOST_LAYERS} layers do not hold every kind of layer")
 
 
+def opened(
+    loader: ModelLoader,
+    target: Target,
+    rank: int,
+    tensors_: Tensors,
+    draft: bool = False,
+    model: Geometry | None = None,
+    tp: int | None = None,
+    experts: int = EXPERTS,
+) -> WholeModel:
+    """The rank's model that these tensors are of, `model` in the place of the target's own geometry.
+
+    Raises Blocked where the stack refuses to build it.
+    """
+    request = ModelRequest(
+        geometry=model or target.geometry,
+        tp=tp or target.tp,
+        rank=rank,
+        backend=target.backend,
+        capability=target.capability,
+        attention=target.attention,
+        force=target.force,
+        layers=tensors_.layers,
+        experts=experts,
+        draft=draft,
+        names=tuple(tensors_.stored),
+    )
+    try:
+        return loader.open_model(request)
+    except StackRefused as refusal:
+        which = f" ({model.name})" if model else ""
+        raise Blocked(f"the stack refuses to build it{which}: {refusal}") from None
+
+
 def measure(loader: ModelLoader, target: Target, rank: int, tensors_: Tensors, draft: bool) -> ModelMaps:
     """Build the rank's model, note how its memory began, and trace a checkpoint through it.
 
@@ -125,23 +159,7 @@ def measure(loader: ModelLoader, target: Target, rank: int, tensors_: Tensors, d
     """
     from conformance.provenance import model_trace
 
-    request = ModelRequest(
-        geometry=target.geometry,
-        tp=target.tp,
-        rank=rank,
-        backend=target.backend,
-        capability=target.capability,
-        attention=target.attention,
-        force=target.force,
-        layers=tensors_.layers,
-        experts=EXPERTS,
-        draft=draft,
-        names=tuple(tensors_.stored),
-    )
-    try:
-        model = loader.open_model(request)
-    except StackRefused as refusal:
-        raise Blocked(f"the stack refuses to build it: {refusal}") from None
+    model = opened(loader, target, rank, tensors_, draft)
     try:
         initial = {n: model_trace.compressed(model, n, s, by_columns=False) for n, s in model.info.parameters.items()}
         return ModelMaps(model.info, model_trace.trace(model, tensors_.stored, rank), initial)

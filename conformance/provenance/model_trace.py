@@ -50,31 +50,30 @@ def trace(model: WholeModel, checkpoint: dict[str, tuple[str, tuple[int, ...]]],
     deepest = max(matrix(shape)[0] for _, shape in checkpoint.values())
     widest = max(matrix(shape)[1] for _, shape in checkpoint.values())
     kinds = [("tensor", len(names)), ("row", deepest), ("col", widest)]
-    steps = [Pass(what, d) for what, count in kinds for d in range(_digits(count))]
+    seen = _passes(model, checkpoint, kinds)
+    return {name: _map(name, model.info.parameters[name], found, names, rank) for name, found in seen.items()}
+
+
+def _passes(
+    model: WholeModel, checkpoint: dict[str, tuple[str, tuple[int, ...]]], kinds: list[tuple[str, int]]
+) -> dict[str, dict[Pass, EqualRows | EqualColumns | None]]:
+    """parameter -> what every pass leaves in it. `kinds`: what is numbered, and how many of them there are."""
     seen: dict[str, dict[Pass, EqualRows | EqualColumns | None]] = {name: {} for name in model.info.parameters}
-    for step in steps:
+    for step in (Pass(what, digit) for what, count in kinds for digit in range(_digits(count))):
         model.fill(codes.PREFILL)
         model.load(numbered(checkpoint, step))
         for name, stored in model.info.parameters.items():
             seen[name][step] = compressed(model, name, stored, by_columns=step.what == "row")
-    return {name: _map(name, model.info.parameters[name], found, names, rank) for name, found in seen.items()}
+    return seen
 
 
 def where(model: WholeModel, checkpoint: dict[str, tuple[str, tuple[int, ...]]]) -> dict[str, set[str]]:
     """tensor -> the parameters that hold anything of it: only the passes that number the tensors."""
     names = list(checkpoint)
-    steps = [Pass("tensor", digit) for digit in range(_digits(len(names)))]
-    seen: dict[str, list[EqualRows]] = {name: [] for name in model.info.parameters}
-    for step in steps:
-        model.fill(codes.PREFILL)
-        model.load(numbered(checkpoint, step))
-        for name, stored in model.info.parameters.items():
-            found = compressed(model, name, stored, by_columns=False)
-            if isinstance(found, EqualRows):
-                seen[name].append(found)
     held: dict[str, set[str]] = {}
-    for parameter, passes in seen.items():
-        if len(passes) < len(steps):
+    for parameter, found in _passes(model, checkpoint, [("tensor", len(names))]).items():
+        passes = [one for one in found.values() if one]
+        if len(passes) < len(found):
             continue  # scattered: nothing of it counts as found
         for top in sorted({start for one in passes for start in one.starts}):
             place = _number([_line(one, top) for one in passes], model.info.parameters[parameter].dtype)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from conformance import geometry
 from conformance.context import Context
-from conformance.errors import Blocked, NotSupported, StackRefused
-from conformance.provenance import model_trace
+from conformance.errors import NotSupported
+from conformance.provenance import model_maps, model_trace
+from conformance.provenance.model_maps import Tensors
 from conformance.result import Evidence, Finding
-from conformance.stacks.model_protocol import ModelRequest
 from references import checkpoint
 
 #: Numbers of one and of two digits, whatever the target has.
@@ -39,16 +39,13 @@ def slim(context: Context) -> geometry.Geometry:
 
 
 def evidence(context: Context) -> Evidence:
-    t, model = context.target, slim(context)
+    model = slim(context)
     listed = checkpoint.tensors(model.config, draft=False)
     stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
-    request = ModelRequest(
-        model, 1, 0, t.backend, t.capability, t.attention, t.force, model.layers, model.experts, names=tuple(stored)
+    tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
+    opened = model_maps.opened(
+        context.model_loader, context.target, 0, tensors, model=model, tp=1, experts=model.experts
     )
-    try:
-        opened = context.model_loader.open_model(request)
-    except StackRefused as refusal:
-        raise Blocked(f"the stack refuses to build the model of names: {refusal}") from None
     try:
         held, homes, kind = model_trace.where(opened, stored), opened.info.homes, opened.info.model
     finally:

@@ -17,7 +17,7 @@ from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
 from conformance.provenance.model_trace import Pass
 from conformance.result import Evidence, Finding
-from conformance.stacks.model_protocol import Coded, ModelRequest, WholeModel
+from conformance.stacks.model_protocol import Coded, WholeModel
 
 SMALL = "deepseek-v4-tiny"
 _MOST = 12
@@ -94,41 +94,21 @@ def outcomes(context: Context, mutation: str) -> list[Outcome]:
 
 def _run(context: Context, mutation: str) -> Iterator[Outcome]:
     tensors = model_maps.tensors(small())
-    for model, homes in _opened(context, tensors):
+    model = model_maps.opened(context.model_loader, context.target, 0, tensors, model=small(), tp=1)
+    try:
         clean = model_trace.numbered(tensors.stored, Pass("row", 0))
+        if words := _refusal(model, clean):
+            raise Blocked(f"the stack refuses the clean checkpoint of the small model: {words}")
         for index in _representatives(tensors):
             wrong = MUTATIONS[mutation](clean, index)
             if wrong is None:
                 continue
             key = clean[index].name
             words = _refusal(model, wrong)
-            known = [key, *homes.get(key, [])]
+            known = [key, *filter(None, [model.info.homes.get(key)])]
             if mutation == "renamed":  # a stack may map the wrong name as it would have mapped the right one
                 known += [_module(name) + "x" for name in known]
             yield Outcome(key, tensors.kinds[key], words, words is not None and _names(words, known))
-
-
-def _opened(context: Context, tensors: Tensors) -> Iterator[tuple[WholeModel, dict[str, list[str]]]]:
-    """The small model, and which parameters each tensor is held in."""
-    t = context.target
-    request = ModelRequest(
-        small(), 1, 0, t.backend, t.capability, t.attention, t.force, tensors.layers, model_maps.EXPERTS
-    )
-    try:
-        model = context.model_loader.open_model(request)
-    except StackRefused as refusal:
-        raise Blocked(f"the stack refuses to build the small model: {refusal}") from None
-    try:
-        try:
-            maps = model_trace.trace(model, tensors.stored, 0)
-        except StackRefused as refusal:
-            raise Blocked(f"the stack refuses the clean checkpoint of the small model: {refusal}") from None
-        homes: dict[str, list[str]] = {}
-        for parameter, one in maps.items():
-            for box in one.boxes:
-                if box.origin:
-                    homes.setdefault(box.origin.shard, []).append(parameter)
-        yield model, homes
     finally:
         model.close()
 

@@ -34,13 +34,6 @@ class Due(NamedTuple):
         return f"{('rows', 'columns')[self.cut.axis]} {self.rows if self.cut.axis == 0 else self.cols}"
 
 
-class Slot(NamedTuple):
-    """Room for one tensor in a parameter: rows and columns of the parameter."""
-
-    rows: Span
-    cols: Span
-
-
 def tensors(context: Context, draft: bool = False) -> Tensors:
     found: Tensors = context.once(f"tensors {draft}", lambda: model_maps.tensors(context.geometry, draft))
     return found
@@ -73,23 +66,34 @@ def source(box: Box) -> tuple[Span, Span]:
     return Span(o.row, o.row + len(box.rows)), Span(o.col, o.col + len(box.cols))
 
 
-def homes(context: Context, draft: bool = False) -> dict[str, list[str]]:
-    """parameter -> the tensors that belong there."""
-    found: dict[str, list[str]] = {}
-    for name, parameter in context.model(0, draft).info.homes.items():
-        found.setdefault(parameter, []).append(name)
+def placed(context: Context, rank: int, draft: bool = False) -> dict[str, list[tuple[str, Box]]]:
+    """tensor -> every (parameter, box) of the rank that holds elements of it."""
+    found: dict[str, list[tuple[str, Box]]] = context.once(f"placed {rank} {draft}", context.model(rank, draft).placed)
     return found
 
 
-def slots(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: bool = False) -> dict[str, Slot]:
-    """tensor -> its room in the parameter: the tensors that belong there, one below the other, in fused order.
+def homes(context: Context, draft: bool = False) -> dict[str, list[str]]:
+    """parameter -> the tensors that belong there."""
+
+    def find() -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, parameter in context.model(0, draft).info.homes.items():
+            found.setdefault(parameter, []).append(name)
+        return found
+
+    known: dict[str, list[str]] = context.once(f"homes {draft}", find)
+    return known
+
+
+def slots(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: bool = False) -> dict[str, Span]:
+    """tensor -> its rows in the parameter: the tensors that belong there, one below the other, in fused order.
 
     A cut tensor's room is a rank's share, or, where a kernel rounds, an equal part of what the parameter has.
     Raises UnfitShape where they do not fit.
     """
     known = tensors(context, draft)
     present = homes(context, draft).get(parameter, [])
-    rows, cols = matrix(maps.info.parameters[parameter].shape)
+    rows, _ = matrix(maps.info.parameters[parameter].shape)
     if not present:
         return {}
     ordered = _in_order(present)
@@ -105,7 +109,7 @@ def slots(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: b
         )
     top, found = 0, {}
     for name, height in zip(ordered, heights, strict=True):
-        found[name] = Slot(Span(top, top + height), Span(0, cols))
+        found[name] = Span(top, top + height)
         top += height
     return found
 
@@ -115,11 +119,11 @@ def tails(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: b
     behind the last room. All of it on a rank that is due nothing."""
     rows, cols = matrix(maps.info.parameters[parameter].shape)
     found, bottom = [], 0
-    for name, slot in slots(context, maps, parameter, rank, draft).items():
+    for name, room in slots(context, maps, parameter, rank, draft).items():
         want = due(context, name, rank, draft)
-        last = slot.rows.start + len(want.rows)
-        found += [(Span(last, slot.rows.stop), slot.cols), (Span(slot.rows.start, last), Span(len(want.cols), cols))]
-        bottom = slot.rows.stop
+        last = room.start + len(want.rows)
+        found += [(Span(last, room.stop), Span(0, cols)), (Span(room.start, last), Span(len(want.cols), cols))]
+        bottom = room.stop
     found.append((Span(bottom, rows), Span(0, cols)))
     return [(r, c) for r, c in found if len(r) > 0 and len(c) > 0]
 
@@ -139,7 +143,7 @@ def _in_order(present: list[str]) -> list[str]:
 def misplaced(context: Context, maps: ModelMaps, name: str, rank: int, draft: bool = False) -> Finding | None:
     """Is this tensor's due part, and nothing else of it, at the start of its room in exactly one parameter?"""
     want = due(context, name, rank, draft)
-    held = context.once(f"placed {rank} {draft}", maps.placed).get(name, [])
+    held = placed(context, rank, draft).get(name, [])
     parameters = sorted({parameter for parameter, _ in held})
     where = f"rank {rank}, {name}"
     expected = "nothing of it" if want.empty else str(want)
@@ -161,14 +165,12 @@ def misplaced(context: Context, maps: ModelMaps, name: str, rank: int, draft: bo
     got = ", ".join(_words(want, rows, cols) for rows, cols in parts[:3]) + (" ..." if len(parts) > 3 else "")
     if len(held) > 1 or parts[0] != (want.rows, want.cols):
         return Finding(where, expected, got, _lost(want, parts), rank=rank)
-    slot = slots(context, maps, parameters[0], rank, draft).get(name)
-    if slot is None:
-        return Finding(where, expected, f"in {parameters[0]}", "on other ranks another parameter holds it", rank=rank)
+    room = slots(context, maps, home, rank, draft)[name]
     _, box = held[0]
-    if (box.rows.start, box.cols.start) != (slot.rows.start, slot.cols.start):
+    if (box.rows.start, box.cols.start) != (room.start, 0):
         return Finding(
-            f"rank {rank}, {parameters[0]}",
-            f"{name} from row {slot.rows.start}, column {slot.cols.start}",
+            f"rank {rank}, {home}",
+            f"{name} from row {room.start}, column 0",
             f"from row {box.rows.start}, column {box.cols.start}",
             "the right part in the wrong place",
             rank=rank,

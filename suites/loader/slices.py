@@ -10,7 +10,7 @@ from conformance.provenance.axis import Axis
 from conformance.provenance.boxes import Box, Difference, ProvenanceMap, Span, State, differences
 from conformance.result import Evidence, Finding
 from references import plan
-from suites.loader import formula
+from suites.loader import formula, ownership
 
 _MOST = 12  # findings kept a claim; the counts tell the rest
 
@@ -79,7 +79,8 @@ def partition(context: Context, parameter: str) -> Evidence:
                 (run, rank) for rank, loaded in enumerate(loads) for _, run in axis.slices(loaded.seen, expert, shard)
             ]
             bytes_loaded = sum(_source_bytes(loaded, expert, shard) for loaded in loads)
-            lost, doubled = _gaps(owned, total)
+            gaps = [(what, span) for what, span, _ in ownership.gaps(owned, total)]
+            lost, doubled = ([s for what, s in gaps if what == kind] for kind in ("lost", "doubled"))
             measured.setdefault(shard, [f"rank {rank} {run}" for run, rank in sorted(owned)])
             for what, span in [
                 *(("never loaded", s) for s in lost),
@@ -292,20 +293,6 @@ def _join(values: Iterable[object]) -> str:
 def _source_bytes(loaded: Loaded, expert: int, shard: str) -> int:
     one = loaded.seen.of_experts([expert])
     return sum(box.size for box in one.boxes if box.origin and box.origin.shard == shard)
-
-
-def _gaps(owned: list[tuple[Span, int]], total: int) -> tuple[list[Span], list[Span]]:
-    """(never loaded, loaded more than once) spans of [0, total)."""
-    lost, doubled, reached = [], [], 0
-    for run, _ in sorted(owned):
-        if run.start > reached:
-            lost.append(Span(reached, run.start))
-        elif run.start < reached:
-            doubled.append(Span(run.start, min(reached, run.stop)))
-        reached = max(reached, run.stop)
-    if reached < total:
-        lost.append(Span(reached, total))
-    return lost, doubled
 
 
 def _elements(parameter: str, span: Span) -> str:

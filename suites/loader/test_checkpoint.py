@@ -23,7 +23,7 @@ def consumption(context: Context, draft: bool = False) -> Evidence:
     listed = placing.tensors(context, draft).stored
     findings = []
     for rank in context.ranks:
-        placed = context.model(rank, draft).placed()
+        placed = placing.placed(context, rank, draft)
         findings += [
             Finding(f"rank {rank}, {name}", "in a parameter", "in none", "silently dropped", rank=rank)
             for name in listed

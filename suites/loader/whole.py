@@ -9,7 +9,7 @@ from conformance.errors import NotSupported
 from conformance.provenance.boxes import Box, Span, State
 from conformance.result import Evidence, Finding
 from references import cuts
-from suites.loader import placing
+from suites.loader import ownership, placing
 
 _MOST = 12
 #: group of claims -> modules of a layer (or whole names, outside layers)
@@ -109,7 +109,7 @@ def partition(context: Context, group: str, draft: bool = False) -> Evidence:
         total, across = _extent(context, name, cut.axis, draft)
         parts: list[tuple[Span, int]] = []
         for rank in context.ranks:
-            for _, box in context.model(rank, draft).placed().get(name, []):
+            for _, box in placing.placed(context, rank, draft).get(name, []):
                 spans = placing.source(box)
                 if len(spans[1 - cut.axis]) != across:
                     findings.append(_partial(name, rank, spans, cut.axis))
@@ -156,17 +156,11 @@ def _partial(name: str, rank: int, spans: tuple[Span, Span], axis: int) -> Findi
 
 
 def _gaps(name: str, parts: list[tuple[Span, int]], total: int) -> list[Finding]:
-    found, reached = [], 0
-    for span, rank in parts:
-        if span.start > reached:
-            found.append(Finding(name, "held once", f"{Span(reached, span.start)} held by no rank", "lost", rank=rank))
-        elif span.start < reached:
-            twice = Span(span.start, min(span.stop, reached))
-            found.append(Finding(name, "held once", f"{twice} held by two ranks", "summed twice", rank=rank))
-        reached = max(reached, span.stop)
-    if reached < total:
-        found.append(Finding(name, "held once", f"{Span(reached, total)} held by no rank", "lost"))
-    return found
+    words = {"lost": ("held by no rank", "lost"), "doubled": ("held by two ranks", "summed twice")}
+    return [
+        Finding(name, "held once", f"{span} {words[what][0]}", words[what][1], rank=rank)
+        for what, span, rank in ownership.gaps(parts, total)
+    ]
 
 
 def alignment(context: Context, group: str, draft: bool = False) -> Evidence:
@@ -177,7 +171,7 @@ def alignment(context: Context, group: str, draft: bool = False) -> Evidence:
     stored = placing.tensors(context, draft).stored
     for weight, scale in pairs:
         for rank in context.ranks:
-            placed = context.model(rank, draft).placed()
+            placed = placing.placed(context, rank, draft)
             starts = [
                 _starts(context, name, rank, draft, placed.get(name, [])) for name in (weight, scale) if name in stored
             ]

@@ -6,7 +6,6 @@ What any version must do is asserted for any; numbers of one version, only where
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from conformance.stacks.protocols import (
     PlanOutcome,
     PlanRequest,
     StackInfo,
-    StackOptions,
 )
-from conformance.stacks.vllm import open_stack
 from conformance.stacks.vllm.loader import VllmExperts
 from conformance.stacks.vllm.stack import VllmStack
 from tests.stacks.cuts import Cut, cut
@@ -32,42 +29,11 @@ PYTHON = os.environ.get("CONFORMANCE_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="CONFORMANCE_VLLM_PYTHON names no interpreter with vllm")
 
 FLASH = geometry.load("deepseek-v4-flash")
-#: The audited commit: https://github.com/mlow/vllm, object 45c1582e9.
-AUDITED = "45c1582e9"
 VETTED = {"attention": "FLASHINFER_MLA_SPARSE_DSV4", "moe": "flashinfer_cutlass"}
 REPAIR = {
     "w2_weight": {"b12x_mxfp4_w2_scale_group_size": 2, "b12x_mxfp4_w2_logical_k": 704},
     "w2_weight_scale": {"b12x_mxfp4_w2_scale_group_size": 32, "b12x_mxfp4_w2_logical_k": 704},
 }
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
-    options = StackOptions(
-        python=PYTHON,
-        source=os.environ.get("CONFORMANCE_VLLM_SOURCE"),
-        work_dir=str(tmp_path_factory.mktemp("run")),
-    )
-    opened = open_stack(options)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def info(stack: VllmStack) -> StackInfo:
-    return stack.info()
-
-
-@pytest.fixture
-def audited(info: StackInfo) -> None:
-    if not info.identity.get("commit", "").startswith(AUDITED):
-        pytest.skip(f"the numbers are those of commit {AUDITED}")
-
-
-@pytest.fixture
-def stock(info: StackInfo) -> None:
-    if "virtual-tp" in info.capabilities:
-        pytest.skip("the numbers are those of a vLLM without virtual TP")
 
 
 def plan(stack: VllmStack, tp: int, capability: tuple[int, int] | None = (12, 0), **changes: Any) -> PlanOutcome:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,12 @@ from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.gate.settings import Settings, resolve
 from conformance.result import Evidence
-from conformance.stacks.protocols import Axis, KernelChoice, PlanOutcome, PlanRequest, StackInfo, StackOptions
-from conformance.stacks.vllm import open_stack
+from conformance.stacks.protocols import Axis, KernelChoice, PlanOutcome, PlanRequest, StackInfo
 from conformance.stacks.vllm.stack import VllmStack
 
 PYTHON = os.environ.get("CONFORMANCE_VLLM_PYTHON")
-SOURCE = os.environ.get("CONFORMANCE_VLLM_SOURCE") or None
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="CONFORMANCE_VLLM_PYTHON names no interpreter with vllm")
 
-AUDITED = "45c1582e9"
 CUTLASS = ("FLASHINFER_MLA_SPARSE_DSV4", "flashinfer_cutlass")
 B12X = ("B12X_MLA_SPARSE", "b12x")
 PADDED = {
@@ -36,30 +32,6 @@ PADDED = {
     "shared": Axis(2048, 2304, 768),
     "vocab": Axis(129280, 129408, 43136),
 }
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
-    opened = open_stack(StackOptions(python=PYTHON, source=SOURCE, work_dir=str(tmp_path_factory.mktemp("run"))))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def info(stack: VllmStack) -> StackInfo:
-    return stack.info()
-
-
-@pytest.fixture
-def audited(info: StackInfo) -> None:
-    if not info.identity.get("commit", "").startswith(AUDITED):
-        pytest.skip(f"the numbers are those of commit {AUDITED}")
-
-
-@pytest.fixture
-def stock(info: StackInfo) -> None:
-    if "virtual-tp" in info.capabilities:
-        pytest.skip("the numbers are those of a vLLM without virtual TP")
 
 
 @pytest.fixture(scope="module")

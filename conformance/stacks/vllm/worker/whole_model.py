@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 from . import building, configs, experts, stubs
+from . import draft as drafts
 from .fake_platform import pretend
 from .problems import Refused, Unsupported, stacks_words
 from .sessions import buffers, sessions
@@ -45,7 +46,7 @@ def open_model(folder, tp, rank, backend, capability, attention, force, layers, 
     if forced:
         raise Refused(f"no plan, not even by force: {notes[0]}")
     if draft:
-        config.speculative_config = speculative(config, capability)
+        config.speculative_config = drafts.configured(config.model_config, tp, capability)
     shortening = (layers, experts_built, draft)
     try:
         with building.marking_uninitialised(), warnings.catch_warnings():
@@ -65,22 +66,6 @@ def open_model(folder, tp, rank, backend, capability, attention, force, layers, 
         "model": type(model).__name__,
         "notes": [*notes, stubs.NOTE.replace("torch's meta device", "the CPU")],
     }
-
-
-def speculative(config, capability):
-    """SpeculativeConfig for the model's own MTP layers. Raises Refused with vLLM's words."""
-    from vllm.config import SpeculativeConfig
-
-    try:
-        with pretend(capability):
-            return SpeculativeConfig(
-                method="mtp",
-                num_speculative_tokens=1,
-                target_model_config=config.model_config,
-                target_parallel_config=config.parallel_config,
-            )
-    except Exception as error:
-        raise Refused(f"the draft model's configuration: {stacks_words(error)}") from error
 
 
 def _saved_buffers(model):
