@@ -114,6 +114,7 @@ class Target(msgspec.Struct, frozen=True):
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
+            "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""
             if virtual or self.expert_parallel
             else "the profile lists no expert parallelism, and nothing needs virtual TP",

@@ -53,11 +53,8 @@ class Fault(NamedTuple):
 
     @property
     def layer(self) -> str:
-        if self.plan or self.guard:
-            return "plan"
-        if self.graph:
-            return "graph"
-        return "loader" if self.loader or self.model or self.files else "moe"
+        """Of the claims that must catch it."""
+        return self.claims[0].partition(".")[0]
 
 
 def _moe(*names: str) -> tuple[str, ...]:
@@ -1070,6 +1067,31 @@ _WRITTEN = (
         graph=graph.tactic_switched,
     ),
     Fault("graph-warm-up-behind", "warm-up zeroes what follows", _graph("canaries"), graph=graph.warm_up_behind),
+    Fault(
+        "graph-reduce-left-out",
+        "the all-reduce is not in the graph: each rank replays its own part",
+        ("graph.world.fresh",),
+        moe=graph.reduce_left_out,
+    ),
+    Fault(
+        "graph-rank2-reduce-of-copy",
+        "rank 2's graph all-reduces a copy that nobody reads",
+        ("graph.world.fresh",),
+        moe=graph.reduce_of_copy,
+    ),
+    Fault(
+        "graph-rank1-frozen-tokens",
+        "rank 1 alone reads the tokens that it was captured with",
+        ("graph.world.fresh",),
+        seen_in="vLLM #52308",
+        graph=graph.rank1_frozen_x,
+    ),
+    Fault(
+        "graph-rank2-stale-output",
+        "every other replay of rank 2 computes nothing",
+        ("graph.world.fresh",),
+        graph=graph.rank2_skipped,
+    ),
     Fault("graph-warm-up-zeroes", "warm-up zeroes its caller's input", _graph("canaries"), graph=graph.warm_up_zeroes),
 )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.faults.graphs import GraphFault, Replay, Step
+from conformance.faults.kernel import MoeFault
 from conformance.stacks.graph_protocol import Buffers
+from conformance.world.member import Reduction
 
 if TYPE_CHECKING:
     import torch
@@ -152,11 +154,36 @@ def _behind(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return whole[end : end + count]
 
 
+def _recording() -> bool:
+    """Is this call being captured, by CUDA or by the simulation?"""
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode() is not None or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _left_out(r: Reduction) -> None:
+    """Eager calls are summed over ranks, the graph's are not. All ranks leave it out: none waits for another."""
+    if not _recording():
+        r.inner(r.tensor)
+
+
+def _of_copy(r: Reduction) -> None:
+    """Rank 2's graph sums a copy that nobody reads."""
+    r.inner(r.tensor.clone() if r.rank == 2 and _recording() else r.tensor)
+
+
 def _zeroes_input(buffers: Buffers) -> None:
     """The weights are left zero."""
     buffers.weights.zero_()
 
 
+reduce_left_out = MoeFault(reduce=_left_out)
+reduce_of_copy = MoeFault(reduce=_of_copy)
+rank1_frozen_x = _frozen("x")._replace(rank=1)
+rank2_skipped = GraphFault(replay=_skipped, rank=2)
 frozen_x = _frozen("x")
 frozen_ids = _frozen("ids")
 frozen_weights = _frozen("weights")

@@ -31,13 +31,14 @@ class Replay(NamedTuple):
 class GraphFault(NamedTuple):
     """Each hook may be None. `step` changes the call that is captured and that eager makes; `bound` replaces the
     buffers that a graph is captured with; `warmed` is done after a warm-up, `replay` instead of a replay. `takes`:
-    bytes of memory that each replay keeps."""
+    bytes of memory that each replay keeps. `rank`: the only one that is hit."""
 
     step: Callable[[Step], Step] | None = None
     bound: Callable[[Buffers], Buffers] | None = None
     warmed: Callable[[Buffers], None] | None = None
     replay: Callable[[Replay], None] | None = None
     takes: int = 0
+    rank: int | None = None
 
 
 class FaultyGraphs:
@@ -45,8 +46,10 @@ class FaultyGraphs:
         self._inner, self._fault = inner, fault
         self.sizes, self.words = inner.sizes, inner.words
 
-    def open(self, request: MoeRequest) -> _FaultyLayer:
+    def open(self, request: MoeRequest) -> GraphedLayer:
         layer = self._inner.open(request)
+        if self._fault.rank not in (None, request.rank):
+            return layer
         if self._fault.step:
             layer.step = self._fault.step(layer.step)
         return _FaultyLayer(layer, self._fault)
@@ -55,10 +58,18 @@ class FaultyGraphs:
 class _FaultyLayer:
     def __init__(self, inner: GraphedLayer, fault: GraphFault):
         self._inner, self._fault = inner, fault
-        self.step = inner.step
         self.kept = 0
         self.disturbed = False
         self._pools: dict[int, list[Buffers]] = {}
+
+    @property
+    def step(self) -> Step:
+        step: Step = self._inner.step
+        return step
+
+    @step.setter
+    def step(self, step: Step) -> None:
+        self._inner.step = step
 
     def eager(self, buffers: Buffers) -> None:
         self._inner.eager(buffers)

@@ -204,7 +204,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
-    named = fault.id if fault and fault.moe else ""
+    named = fault.id if fault and (fault.moe or fault.graph) else ""
     return Context(
         target,
         planner,

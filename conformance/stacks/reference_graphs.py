@@ -22,6 +22,8 @@ from conformance.stacks.reference_moe import swiglu, swiglu_in_steps
 _SIZES = (1, 2, 4, 8)
 #: Operations whose result, or its shape, Python needs.
 _SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "equal")
+#: torch.distributed's own operations: they work in place, though their schemas do not say so, and are waited for.
+_COLLECTIVE = "c10d"
 _FROM_HOST = ("lift_fresh", "lift_fresh_copy", "lift")
 
 
@@ -130,7 +132,7 @@ class _Recorded(TorchDispatchMode):
             self._noted[f"host sync: {name} reads a tensor back"] = None
         if name in _FROM_HOST:
             self._noted[f"copy from host memory: {name} of a Python list or number"] = None
-        if func._schema.is_mutable:
+        if func._schema.is_mutable or func.namespace == _COLLECTIVE:
             self._operations.append((func, args, kwargs, None))
         elif made and not _alias(made, given):
             self._operations.append((func, args, kwargs, made))
@@ -139,6 +141,8 @@ class _Recorded(TorchDispatchMode):
     def replay(self) -> None:
         for func, args, kwargs, made in self._operations:
             result = func(*args, **kwargs)
+            if func.namespace == _COLLECTIVE:
+                result[-1].wait()
             if made is not None:
                 fresh = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                 for kept, new in zip(made, fresh, strict=True):

@@ -15,6 +15,7 @@ import msgspec
 from conformance.context import Context, Target
 from conformance.errors import NotSupported, StackError, one_line
 from conformance.faults.catalogue import FAULTS
+from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyMoe
 from conformance.provenance.loaded import LoadedMaps
 from conformance.stacks import registry
@@ -23,6 +24,8 @@ from conformance.world.member import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from conformance.stacks.graph_protocol import GraphRunner
 
 #: Longer than any call may take: the harness's own time limit ends a group that hangs, and knows who is to blame.
 _GROUP_TIMEOUT = timedelta(hours=6)
@@ -104,14 +107,23 @@ def _member(setup: Setup) -> Member:
     open_moe = getattr(stack, "moe", None)
     if open_moe is None:
         raise NotSupported(f"the stack {setup.stack} offers no MoE kernel to this harness (no `moe()`)")
-    fault = FAULTS[setup.fault].moe if setup.fault else None
+    planted = FAULTS[setup.fault] if setup.fault else None
+    fault = planted.moe if planted else None
+    frozen = planted.graph if planted else None
+    open_graphs = getattr(stack, "graph", None)
 
     def opened() -> MoeKernel:
         kernel: MoeKernel = open_moe()
         return FaultyMoe(kernel, fault) if fault else kernel
 
+    def graphs() -> GraphRunner:
+        runner: GraphRunner = open_graphs()
+        return FaultyGraphs(runner, frozen) if frozen else runner
+
     absent: Any = None  # a rank neither plans nor loads
-    whole = Context(setup.target, absent, absent, opened, lambda: setup.maps, fault.spoil if fault else None)
+    spoil = fault.spoil if fault else None
+    graphed = graphs if open_graphs else None
+    whole = Context(setup.target, absent, absent, opened, lambda: setup.maps, spoil, graphs=graphed)
     member = Member(_Rank.number, _Rank.size, stack, whole.of_rank(_Rank.number), _Rank.folder)
     member.fault = fault.reduce if fault else None
     return member

@@ -1,0 +1,50 @@
+"""What runs on each rank, in its own process: MoE and all-reduce in one graph. Simple types back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance.stacks.graph_protocol import Buffers, GraphedLayer
+from conformance.world.member import Member
+from suites.graph.bench import GraphBench
+from suites.moe.test_repeat import same
+
+
+def replayed(member: Member, replays: int) -> dict[str, Any]:
+    """Capture each of the stack's batch sizes with the all-reduce behind it; replay on `replays` fresh inputs, and
+    compare each with the same calls in eager.
+
+    `sizes`: batch size -> replays that differ; `compared`: values; `findings`. Graphs are freed before this returns: a
+    process group cannot be ended while one holds its communicator.
+    """
+    bench = GraphBench(member.context)
+    differ = dict[int, int]()
+    with bench.layer(member.rank) as layer:
+        _join(layer, member)
+        for tokens in bench.sizes:
+            held, differ[tokens], before = bench.held(tokens), 0, torch.empty(0)
+            with bench.captured(layer, held) as graph:
+                for number in range(replays):
+                    inputs = bench.fresh(tokens, number)
+                    got, want = bench.replayed(graph, held, inputs), bench.eager(layer, inputs)
+                    differ[tokens] += not bench.compare(member.rank, f"M={tokens}, replay {number}", got, want)
+                    if number and bool(same(got, before).all()):
+                        bench.find(
+                            member.rank, f"M={tokens}, replay {number}", "other outputs", "the last replay's", ""
+                        )
+                    before = got
+    return {"sizes": differ, "compared": bench.compared, "findings": msgspec.to_builtins(bench.findings)}
+
+
+def _join(layer: GraphedLayer, member: Member) -> None:
+    """Let the layer's call end in the all-reduce of its output."""
+    alone = layer.step
+
+    def step(buffers: Buffers) -> None:
+        alone(buffers)
+        member.all_reduce(buffers.out, f"the all-reduce of M={len(buffers.out)}")
+
+    layer.step = step
