@@ -50,6 +50,11 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def layer(self) -> str:
         return self.id.split(".", 1)[0]
 
+    @property
+    def together(self) -> bool:
+        """Does it run all ranks at once, each on a device of its own, where there are as many?"""
+        return self.group.endswith(".world")
+
     def not_applicable(self, target: Target, given: Collection[str] = ()) -> str:
         """Why the claim does not apply to this run, from its profile, geometry, size and options; empty if it does."""
         if ungiven := [option for option in self.needs_option if option not in given]:

@@ -8,7 +8,7 @@ claim is a crash or a timeout, and the next claim has a new one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,12 +30,14 @@ Outcome = tuple[Status, str, Evidence | None]
 class Apart:
     """A stack as the Runner holds it: it tells who it is, judges claims, and is closed."""
 
-    def __init__(self, name: str, run: Resolved):
+    def __init__(self, name: str, run: Resolved, environment: Callable[[], dict[str, str]] = dict):
+        """`environment`: what a process that starts now gets beside the harness's own."""
         self.name = name
         profile = None if run.settings.emulate else run.profile.name
         self._settings = msgspec.json.encode(msgspec.structs.replace(run.settings, profile=profile))
         start = run.stack_options.start_timeout
         self._worker = Worker(own.spec(name, "conformance.gate.apart_worker", CLAIM_SECONDS, start))
+        self._environment = environment
         self._generation = -1
 
     def info(self) -> StackInfo:
@@ -60,6 +62,8 @@ class Apart:
         self._worker.close()
 
     def _opened(self) -> bytes:
+        if not self._worker.alive:
+            self._worker.spec = msgspec.structs.replace(self._worker.spec, environment=self._environment())
         told: bytes = self._ask("open", settings=self._settings, stack=self.name, folder=os.getcwd())  # noqa: PTH109
         self._generation = self._worker.generation
         return told

@@ -17,6 +17,7 @@ from conformance.catalogue import Claim
 from conformance.context import Context
 from conformance.gate import schedule, sources, waivers
 from conformance.gate.apart import Apart
+from conformance.gate.seats import Seats
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
 from conformance.stacks import registry
@@ -30,7 +31,9 @@ class Runner:
     """One run: stacks are opened once, on first use, and kept. `record` is called after each claim.
 
     `claims` run in order through `run_claim`; results of an earlier, broken run may be given as `known`. `apart`: judge
-    stacks of foreign code in processes of their own (such a process has a Runner too, which does not).
+    stacks of foreign code in processes of their own (such a process has a Runner too, which does not). They get the
+    GPUs that a claim needs and nobody else has, and keep them; `greedy`: from the start, where they are free, as many
+    as any claim of the run needs.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Runner:
         known: dict[str, ClaimResult] | None = None,
         saw_stack: Callable[[StackInfo], None] = lambda info: None,
         apart: bool = True,
+        greedy: bool = True,
     ):
         self.run = run
         self.results: dict[str, ClaimResult] = {}
@@ -47,6 +51,7 @@ class Runner:
         self._saw_stack = saw_stack
         self._known = known or {}
         self._apart = apart
+        self._seats = Seats(run, greedy)
         self._stacks: dict[str, Stack | Apart | Exception] = {}
         self._opened: list[Stack | Apart] = []
         self._contexts: dict[str, Context] = {}
@@ -84,13 +89,18 @@ class Runner:
                 stack.close()
         self._opened.clear()
         self._stacks.clear()
+        self._seats.close()
 
     def stack(self, name: str) -> Stack | Apart:
         """The open stack, its info kept. Raises what its first opening raised again and again."""
         if name not in self._stacks:
             try:
                 apart = self._apart and registry.is_foreign(name)
-                stack = Apart(name, self.run) if apart else registry.open_stack(name, self.run.stack_options)
+                stack = (
+                    Apart(name, self.run, self._seats.environment)
+                    if apart
+                    else registry.open_stack(name, self.run.stack_options)
+                )
                 self._opened.append(stack)
                 self._saw_stack(_checked_info(name, stack))
                 self._stacks[name] = stack
@@ -146,9 +156,12 @@ class Runner:
     def judge(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
         """Run its check, whatever stands in the way. Raises UsageError where a stack shows that the call is wrong."""
         try:
-            stack = self.stack(self.run.stacks.get(claim.of) or self.run.stacks[claim.layer])
+            name = self.run.stacks.get(claim.of) or self.run.stacks[claim.layer]
+            if self._apart and registry.is_foreign(name):
+                self._seats.suit(claim, [stack for stack in self._opened if isinstance(stack, Apart)])
+            stack = self.stack(name)
             if isinstance(stack, Apart):
-                return stack.judge(claim, self.results)
+                return self._seats.told(stack.judge(claim, self.results))
             context = self._context(stack)
         except (errors.UsageError, KeyboardInterrupt):
             raise

@@ -1,4 +1,4 @@
-"""Under xdist one worker runs all claims, since they share stacks, and the controller judges.
+"""Under xdist one worker runs all claims of a group, since they share stacks, and the controller judges.
 
 Results travel on reports, what the caller left out in the worker's output, and what a dead worker had measured in a
 journal.
@@ -16,12 +16,14 @@ import msgspec
 import pytest
 
 from conformance import catalogue
+from conformance.pytest_plugin import marks
 from conformance.pytest_plugin.journal import Journal, died
 from conformance.pytest_plugin.performer import Performer
 from conformance.pytest_plugin.places import claim_at
 from conformance.result import ClaimResult
 
 if TYPE_CHECKING:
+    from conformance.catalogue import Claim
     from conformance.gate.runner import Runner
     from conformance.pytest_plugin.collecting import Collecting
     from conformance.pytest_plugin.judging import Judging
@@ -43,7 +45,7 @@ class Controller:
         self._folder = self._folder or Path(tempfile.mkdtemp(prefix="conformance-"))
         record = self._judging.record
         known = list(record.known.values()) if record else []
-        node.workerinput[_JOURNAL] = str(self._folder / "journal.jsonl")
+        node.workerinput[_JOURNAL] = str(self._folder)
         node.workerinput[_KNOWN] = msgspec.json.encode(known).decode()
 
     @pytest.hookimpl(optionalhook=True)
@@ -52,7 +54,7 @@ class Controller:
             return None
         from conformance.pytest_plugin.scheduling import ClaimScheduling
 
-        return ClaimScheduling(config, log)
+        return ClaimScheduling(config, log, self._judging.asked)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -81,10 +83,11 @@ class Worker:
         self._output: dict[str, Any] = config.workeroutput  # type: ignore[attr-defined]
         self._asked = asked
         self._collecting = collecting
-        self._journal = Journal(Path(given[_JOURNAL]))
+        self._journals = Path(given[_JOURNAL])
+        self._entered: dict[str, Journal] = {}
         known = msgspec.json.decode(given[_KNOWN], type=list[ClaimResult])
         self._known = {result.id: result for result in known}
-        self.performer = Performer(self._open, self._journal.begin)
+        self.performer = Performer(self._open, lambda claim: self._journal(claim).begin(claim), self._enter)
 
     @pytest.hookimpl
     def pytest_collection_finish(self) -> None:
@@ -92,13 +95,26 @@ class Worker:
             self._output[_LEFT_OUT] = self._collecting.left_out()
 
     def _open(self, saw_stack: Callable[[StackInfo], None]) -> Runner:
-        """A Runner that goes on where a dead worker stopped, after the claim that killed it."""
+        """A Runner that leaves GPUs to the workers of other groups."""
         from conformance.gate.runner import Runner
 
-        run = self._asked.run
-        runner = Runner(run, self._journal.record, self._known, saw_stack)
+        runner = Runner(self._asked.run, self._record, self._known, saw_stack, greedy=False)
         runner.recheck()
-        if victim := self._journal.victim():
-            self._journal.record(died(catalogue.get(victim), victim in run.required))
-        runner.results.update(self._journal.results())
         return runner
+
+    def _enter(self, claim: Claim, runner: Runner) -> None:
+        """With a group's first claim here: go on where a dead worker stopped, after the claim that killed it."""
+        if marks.group_of(claim, self._asked) in self._entered:
+            return
+        journal = self._journal(claim)
+        if victim := journal.victim():
+            journal.record(died(catalogue.get(victim), victim in self._asked.run.required))
+        runner.results.update(journal.results())
+
+    def _record(self, result: ClaimResult) -> None:
+        self._journal(catalogue.get(result.id)).record(result)
+
+    def _journal(self, claim: Claim) -> Journal:
+        """One a group: each has one writer at a time."""
+        group = marks.group_of(claim, self._asked)
+        return self._entered.setdefault(group, Journal(self._journals / f"{group}.jsonl"))

@@ -28,7 +28,7 @@ class Judging:
 
     def __init__(self, config: pytest.Config, asked: Asked):
         self._config = config
-        self._asked = asked
+        self.asked = asked
         self.record: Record | None = None
         self.verdict: Verdict | None = None
         self.complaint = ""
@@ -43,23 +43,23 @@ class Judging:
         if self.record is not None:
             from conformance.pytest_plugin import scope
 
-            scope.refuse_selection(self._asked, kept)
+            scope.refuse_selection(self.asked, kept)
 
     def begin(self) -> None:
         """Open the run folder, if a verdict is due. Raises pytest.UsageError for one that cannot be used."""
-        if self.record is None and (self._kept or self._asked.judging):
+        if self.record is None and (self._kept or self.asked.judging):
             from conformance.pytest_plugin.record import Record
 
-            self.record = Record(self._asked.run)
+            self.record = Record(self.asked.run)
 
     @pytest.hookimpl
     def pytest_report_header(self) -> str | None:
         """What will be judged, where the command line alone says that something will."""
-        if not self._asked.judging:
+        if not self.asked.judging:
             return None
         from conformance.report import words
 
-        return f"conformance: {words.opening(self._asked.run)}"
+        return f"conformance: {words.opening(self.asked.run)}"
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -80,7 +80,7 @@ class Judging:
             if session.exitstatus not in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
                 from conformance.pytest_plugin import scope
 
-                self.verdict = self.record.close(*scope.judged(self._asked, self.left_out))
+                self.verdict = self.record.close(*scope.judged(self.asked, self.left_out))
                 self.complaint = self.record.stale_waiver(self.verdict)
                 session.exitstatus = self._exit_code(session, self.verdict)
         finally:
@@ -92,7 +92,7 @@ class Judging:
             from conformance.pytest_plugin import summary
 
             interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-            summary.show(terminalreporter, self._asked.run, self.verdict, self.record.path, interrupted)
+            summary.show(terminalreporter, self.asked.run, self.verdict, self.record.path, interrupted)
             if self.complaint:
                 terminalreporter.write_line(f"ERROR: {self.complaint}", red=True)
 
@@ -127,7 +127,7 @@ class Judging:
         foreign = session.testsfailed > self._claims_failed
         if foreign or (status == pytest.ExitCode.TESTS_FAILED and not session.testsfailed):
             return PYTEST_EXIT[Word.NO_GO]
-        if verdict.verdict is Word.INCOMPLETE and self._asked.allow_incomplete and self._kept:
+        if verdict.verdict is Word.INCOMPLETE and self.asked.allow_incomplete and self._kept:
             return 0
         return PYTEST_EXIT[verdict.verdict]
 

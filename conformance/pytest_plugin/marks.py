@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from conformance.catalogue import Claim
     from conformance.pytest_plugin.options import Asked
 
-#: One xdist group for all claims: a worker that runs claims holds the stacks, the context in which each thing is
+#: One xdist group for nearly all claims: a worker that runs claims holds the stacks, the context in which each thing is
 #: measured once, and the results that block others. Claims of different stacks depend on each other as well
 #: (moe=flashinfer needs what loader=vllm recorded), so a group a stack would have to be joined again.
 GROUP = "conformance"
@@ -35,7 +35,18 @@ def of(claim: Claim, asked: Asked) -> list[pytest.MarkDecorator]:
         profiles.add(asked.run.profile.name)
     named = [getattr(pytest.mark, name) for name in (claim.layer, *sorted(profiles))]
     # The keyword is for `-m 'claim(id="loader.w2.offsets")'`, which sees no positional arguments.
-    return [*named, pytest.mark.claim(claim.id, id=claim.id), pytest.mark.xdist_group(GROUP)]
+    return [*named, pytest.mark.claim(claim.id, id=claim.id), pytest.mark.xdist_group(group_of(claim, asked))]
+
+
+def group_of(claim: Claim, asked: Asked) -> str:
+    """The claim's xdist group. Claims that run all ranks at once on a kernel library may have a worker of their own,
+    beside those that need one GPU, as long as no loader is judged whose results they would wait for."""
+    from conformance.stacks import registry
+
+    if not (claim.together and asked.given) or "loader" in asked.run.layers:
+        return GROUP
+    foreign = registry.is_foreign(asked.run.stacks.get(claim.layer, ""))
+    return f"{GROUP}-ranks" if foreign else GROUP
 
 
 @cache

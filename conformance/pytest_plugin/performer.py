@@ -21,11 +21,17 @@ OpenRunner = Callable[[Callable[["StackInfo"], None]], "Runner"]
 
 class Performer:
     """Opens its Runner on first use. Runs each claim once, however often pytest asks (reruns, repeats): a second try
-    that passes would hide a failure. `begin` is called before a claim runs."""
+    that passes would hide a failure. `enter` is called before each look at the results, `begin` before a claim runs."""
 
-    def __init__(self, open_runner: OpenRunner, begin: Callable[[Claim], None] = lambda claim: None):
+    def __init__(
+        self,
+        open_runner: OpenRunner,
+        begin: Callable[[Claim], None] = lambda claim: None,
+        enter: Callable[[Claim, Runner], None] = lambda claim, runner: None,
+    ):
         self._open = open_runner
         self._begin = begin
+        self._enter = enter
         self._runner: Runner | None = None
         self._stacks: list[StackInfo] = []
 
@@ -33,6 +39,7 @@ class Performer:
         """Raises UsageError where a stack shows that the call is wrong."""
         if self._runner is None:
             self._runner = self._open(self._stacks.append)
+        self._enter(claim, self._runner)
         if claim.id not in self._runner.results:
             self._begin(claim)
             self._runner.run_claim(claim)

@@ -110,20 +110,21 @@ def _member(setup: Setup) -> Member:
     planted = FAULTS[setup.fault] if setup.fault else None
     fault = planted.moe if planted else None
     frozen = planted.graph if planted else None
-    open_graphs = getattr(stack, "graph", None)
+    open_graphs: Callable[[], GraphRunner] | None = getattr(stack, "graph", None)
 
     def opened() -> MoeKernel:
         kernel: MoeKernel = open_moe()
         return FaultyMoe(kernel, fault) if fault else kernel
 
     def graphs() -> GraphRunner:
-        runner: GraphRunner = open_graphs()
+        if open_graphs is None:
+            raise NotSupported(f"the stack {setup.stack} captures no graphs for this harness (no `graph()`)")
+        runner = open_graphs()
         return FaultyGraphs(runner, frozen) if frozen else runner
 
     absent: Any = None  # a rank neither plans nor loads
     spoil = fault.spoil if fault else None
-    graphed = graphs if open_graphs else None
-    whole = Context(setup.target, absent, absent, opened, lambda: setup.maps, spoil, graphs=graphed)
+    whole = Context(setup.target, absent, absent, opened, lambda: setup.maps, spoil, graphs=graphs)
     member = Member(_Rank.number, _Rank.size, stack, whole.of_rank(_Rank.number), _Rank.folder)
     member.fault = fault.reduce if fault else None
     return member

@@ -28,13 +28,11 @@ def replayed(member: Member, replays: int) -> dict[str, Any]:
             held, differ[tokens], before = bench.held(tokens), 0, torch.empty(0)
             with bench.captured(layer, held) as graph:
                 for number in range(replays):
-                    inputs = bench.fresh(tokens, number)
+                    inputs, words = bench.fresh(tokens, number), f"M={tokens}, replay {number}"
                     got, want = bench.replayed(graph, held, inputs), bench.eager(layer, inputs)
-                    differ[tokens] += not bench.compare(member.rank, f"M={tokens}, replay {number}", got, want)
+                    differ[tokens] += not bench.compare(member.rank, words, got, want)
                     if number and bool(same(got, before).all()):
-                        bench.find(
-                            member.rank, f"M={tokens}, replay {number}", "other outputs", "the last replay's", ""
-                        )
+                        bench.find(member.rank, words, "other outputs", "those of the last replay", "inputs are frozen")
                     before = got
     return {"sizes": differ, "compared": bench.compared, "findings": msgspec.to_builtins(bench.findings)}
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from conformance import catalogue
+from conformance.pytest_plugin import marks
 from tests.pytest_plugin.conftest import SUITES, Session, with_check
 
 pytest.importorskip("xdist")
@@ -45,3 +49,21 @@ def test_scattering_is_refused(process: Session) -> None:
     outcome = process(SUITES, "--stack", "planner", "-n", "1", "--dist", "load")
     assert outcome.code == pytest.ExitCode.USAGE_ERROR
     assert "--dist load scatters the claims of one stack: use --dist loadgroup" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("claim", "stack", "layers", "group"),
+    [
+        ("moe.world.sum", "flashinfer", ("moe", "graph"), "conformance-ranks"),
+        ("graph.world.fresh", "flashinfer", ("moe", "graph"), "conformance-ranks"),
+        ("moe.tp3.reference", "flashinfer", ("moe", "graph"), "conformance"),
+        ("moe.world.sum", "flashinfer", ("loader", "moe"), "conformance"),
+        ("moe.world.sum", "reference", ("moe",), "conformance"),
+    ],
+)
+def test_claims_of_all_ranks_have_a_worker_of_their_own_where_they_wait_for_no_loader(
+    claim: str, stack: str, layers: tuple[str, ...], group: str
+) -> None:
+    run = SimpleNamespace(layers=layers, stacks=dict.fromkeys(layers, stack))
+    asked: Any = SimpleNamespace(given={"stack": stack}, run=run)
+    assert marks.group_of(catalogue.get(claim), asked) == group
