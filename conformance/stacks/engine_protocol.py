@@ -1,0 +1,69 @@
+"""Layer `e2e`: a whole engine, asked for tokens and log-probabilities. A stack that has one offers it as `engine()`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """`model`: a folder with config.json and safetensors. `chunk`: the most tokens of one step (longer prompts are cut).
+    `fault`: planted by the engine's own adapter, before anything is loaded."""
+
+    model: str
+    tp: int
+    context: int = 3072
+    chunk: int = 4096
+    sequences: int = 8
+    prefix_cache: bool = False
+    fault: dict[str, Any] | None = None
+
+
+class Likely(NamedTuple):
+    """The likeliest tokens of each step, best first: ids (S, top) int32, log-probabilities (S, top) float32."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+
+
+class Answer(NamedTuple):
+    """A greedy answer: its tokens, why it ended (`length`, `stop`), and what was likely at each step."""
+
+    tokens: list[int]
+    finish: str
+    likely: Likely
+
+
+class Block(NamedTuple):
+    """What went into and came out of one block of one prompt, after any all-reduce: (S, H) each."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class EngineSession(Protocol):
+    """A running engine. Each call raises StackCrashed, StackTimeout, AdapterError."""
+
+    notes: list[str]
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
+        """Greedy, all prompts at once, exactly `tokens` each."""
+
+    def score(self, sequence: Sequence[int], top: int) -> Likely:
+        """Teacher-forced: row i is about token i + 1 of the sequence; S - 1 rows."""
+
+    def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
+        """By module in the model's order (`layers.0.attn`, `layers.0.ffn`, ...); empty where nothing can be traced."""
+
+    def close(self) -> str:
+        """How the engine ended, in words; empty if it ended well. What it answered before stays valid."""
+
+
+class Engine(Protocol):
+    def open(self, request: EngineRequest) -> EngineSession:
+        """Raises StackRefused with the stack's words, StackMissing, NotSupported, StackCrashed, StackTimeout."""

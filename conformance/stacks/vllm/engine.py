@@ -1,0 +1,129 @@
+"""Layer `e2e`: vLLM's own engine, one a worker. Each engine has a worker of its own, which ends with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from conformance.errors import StackError, one_line
+from conformance.stacks import interpreter
+from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.process import Worker, WorkerSpec, sources
+from conformance.stacks.protocols import StackOptions
+
+_HERE = Path(__file__).parent
+_START_SECONDS = 600.0
+_KV_BYTES = 256 << 20
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins threads by node, and fails at TP2 on one node
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core in the worker itself: one process less, one import less
+    "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
+    "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmEngine:
+    """See engine_protocol.Engine."""
+
+    def __init__(self, options: StackOptions):
+        self._options = options
+
+    def open(self, request: EngineRequest) -> VllmSession:
+        o = self._options
+        python = interpreter.resolve(o.python, "--vllm-python")
+        source = interpreter.checkout(o.source, "vllm", "--vllm-source")
+        worker = Worker(
+            WorkerSpec(
+                name="vllm_engine",
+                python=python,
+                modules=sources(_HERE / "worker"),
+                entry="engine",
+                path=interpreter.search_path([source] if source else []),
+                environment=_ENVIRONMENT,
+                work_dir=o.work_dir,
+                call_timeout=o.call_timeout,
+                start_timeout=o.start_timeout,
+            )
+        )
+        return VllmSession(worker, request)
+
+
+class VllmSession:
+    """See engine_protocol.EngineSession."""
+
+    def __init__(self, worker: Worker, request: EngineRequest):
+        self._worker = worker
+        try:
+            told = worker.call(
+                "open_engine",
+                timeout=_START_SECONDS,
+                plugin=sources(_HERE / "plugin"),
+                model=str(Path(request.model).absolute()),
+                tp=request.tp,
+                settings=_settings(request),
+                fault=request.fault,
+            )
+        except BaseException:
+            worker.close()
+            raise
+        self.notes = [f"vllm {told['version']}", *(f"patched: {patch}" for patch in told["patches"])]
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
+        told = self._worker.call("generate", prompts=[list(p) for p in prompts], tokens=tokens, top=top)
+        return [Answer(list(ids), finish, _likely(steps, top)) for ids, finish, steps in told]
+
+    def score(self, sequence: Sequence[int], top: int) -> Likely:
+        return _likely(self._worker.call("score", sequence=list(sequence), top=top), top)
+
+    def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
+        folder = Path(self._worker.call("trace", sequence=list(sequence)))
+        found = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
+        return {name: Block(found[name]["x"], found[name]["y"]) for name in sorted(found, key=_order)}
+
+    def close(self) -> str:
+        """vLLM aborts now and then when it ends, after everything was answered: noted, and nothing more."""
+        try:
+            if self._worker.alive:
+                self._worker.call("close_engine", timeout=60.0)
+        except StackError as error:
+            return one_line(error)
+        finally:
+            self._worker.close()
+        return ""
+
+
+def _settings(request: EngineRequest) -> dict[str, Any]:
+    return {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": request.context,
+        "max_num_seqs": request.sequences,
+        "max_num_batched_tokens": request.chunk,
+        "enable_chunked_prefill": True,
+        "kv_cache_memory_bytes": _KV_BYTES,
+        "enable_prefix_caching": request.prefix_cache,
+        "max_logprobs": 20,
+        "logprobs_mode": "raw_logprobs",
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+
+
+def _likely(told: Any, top: int) -> Likely:
+    ids, values = told
+    return Likely(
+        torch.frombuffer(bytearray(ids), dtype=torch.int32).view(-1, top),
+        torch.frombuffer(bytearray(values), dtype=torch.float32).view(-1, top),
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    return int(name.split(".")[1]), name

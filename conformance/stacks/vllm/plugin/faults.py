@@ -1,0 +1,103 @@
+"""Known faults, planted in the real engine. A spec is a dict: `kind`, and where it has them `rank`, `layer`, `expert`.
+
+Kinds: `w2` (the shard's start one MXFP4 group late; `parts` says `packed`, `scales` or both), `neighbour` (the next
+rank's W2), `w1` (rows 32 late), `silent` (one rank's part of the routed experts is lost before the sum), `sink` (lost),
+`nan` (logits), `drop` (an expert's W2 is never loaded).
+"""
+
+import importlib
+
+import torch
+
+_EXPERTS = "vllm.model_executor.layers.fused_moe.routed_experts"
+_GROUP = 32
+
+
+def install(spec):
+    globals()[f"_{spec['kind']}"](spec)
+    return f"FAULT {spec}"
+
+
+def _hits(spec, layer, name=None, expert=None):
+    """Is this the layer, rank, part and expert that the fault is for?"""
+    return (
+        f"layers.{spec.get('layer', 0)}." in layer.layer_name
+        and layer.moe_config.tp_rank == spec.get("rank", 0)
+        and (spec.get("expert") is None or expert is None or expert == spec["expert"])
+        and (name is None or ("scales" if "scale" in name else "packed") in spec.get("parts", ("packed", "scales")))
+    )
+
+
+def _changed_source(spec, shard, change):
+    """The loader is handed another tensor: `change(tensor, dim, tp, is_scale)`."""
+    cls = importlib.import_module(_EXPERTS).RoutedExperts
+    inner = cls.weight_loader
+
+    def weight_loader(self, param, loaded_weight, weight_name, shard_id, expert_id, return_success=False):
+        if shard_id == shard and _hits(spec, self, weight_name, expert_id):
+            dim = 1 if shard == "w2" else 0
+            loaded_weight = change(loaded_weight, dim, self.moe_config.tp_size, "scale" in weight_name)
+        return inner(self, param, loaded_weight, weight_name, shard_id, expert_id, return_success)
+
+    weight_loader.supports_moe_loading = True
+    cls.weight_loader = weight_loader
+
+
+def _rolled(tensor, dim, by):
+    if tensor.element_size() == 1:
+        return torch.roll(tensor.view(torch.uint8), -by, dim).view(tensor.dtype)
+    return torch.roll(tensor, -by, dim)
+
+
+def _w2(spec):
+    _changed_source(spec, "w2", lambda t, dim, tp, scale: _rolled(t, dim, 1 if scale else _GROUP // 2))
+
+
+def _neighbour(spec):
+    _changed_source(spec, "w2", lambda t, dim, tp, scale: _rolled(t, dim, t.shape[dim] // tp))
+
+
+def _w1(spec):
+    _changed_source(spec, "w1", lambda t, dim, tp, scale: t if scale else _rolled(t, dim, _GROUP))
+
+
+def _drop(spec):
+    _changed_source(spec, "w2", lambda t, dim, tp, scale: torch.zeros_like(t.view(torch.uint8)).view(t.dtype))
+
+
+def _silent(spec):
+    """This rank's experts answer with zeros: its part of the sum is lost."""
+    cls = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUExpertsMxfp4
+    inner = cls.apply
+
+    def apply(self, output, *arguments, **named):
+        inner(self, output, *arguments, **named)
+        if self.moe_config.tp_rank == spec.get("rank", 0):
+            output.zero_()
+
+    cls.apply = apply
+
+
+def _sink(spec):
+    """No sink in one layer: as if it had not been loaded (-inf)."""
+    cls = importlib.import_module("vllm.models.deepseek_v4.cpu.cpu_sparse").DeepseekV4CPUAttention
+    inner = cls.process_weights_after_loading
+
+    def process(self, act_dtype):
+        inner(self, act_dtype)
+        if f"layers.{spec.get('layer', 0)}." in self.prefix:
+            self.attn_sink.data.fill_(-torch.inf)
+
+    cls.process_weights_after_loading = process
+
+
+def _nan(spec):
+    """Every logit is NaN."""
+    cls = importlib.import_module("vllm.model_executor.layers.logits_processor").LogitsProcessor
+    inner = cls.forward
+
+    def forward(self, *arguments, **named):
+        logits = inner(self, *arguments, **named)
+        return None if logits is None else torch.full_like(logits, torch.nan)
+
+    cls.forward = forward

@@ -1,0 +1,118 @@
+"""A whole vLLM engine in this worker: started, asked, ended. The plug-in goes into every process that vLLM starts."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from .problems import Missing, Refused, stacks_words
+
+_PLUGIN = "conformance_vllm_plugin"
+_engine = {}
+
+
+def open_engine(plugin, model, tp, settings, fault):
+    """`plugin`: {module: source}; `settings`: arguments of vLLM's LLM; `fault`: a spec, or nothing. What was patched."""
+    _install(plugin)
+    trace = Path.cwd() / "trace"
+    trace.mkdir(exist_ok=True)
+    os.environ |= {"CONFORMANCE_ENGINE_TRACE": str(trace)}
+    if fault:
+        os.environ["CONFORMANCE_ENGINE_FAULT"] = json.dumps(fault)
+    try:
+        import torch
+        import vllm
+    except Exception as error:
+        raise Missing(stacks_words(error)) from error
+    if not torch.cuda.is_available():
+        os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
+    given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
+    try:
+        _engine["llm"] = vllm.LLM(**given)
+    except Exception as error:
+        raise Refused(stacks_words(error)) from error
+    _engine["trace"] = trace
+    entry = sys.modules.get(f"{_PLUGIN}.entry")
+    return {"version": vllm.__version__, "patches": list(entry.PATCHES) if entry else []}
+
+
+def _install(plugin):
+    """Modules and entry point in a folder of ours, first on the path of this process and of all that follow."""
+    home = Path.cwd() / "plugin"
+    package, info = home / _PLUGIN, home / f"{_PLUGIN}-1.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    for name, text in {"__init__": "", **plugin}.items():
+        (package / f"{name}.py").write_text(text)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{_PLUGIN} = {_PLUGIN}.entry:register\n")
+    sys.path.insert(0, str(home))
+    kept = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(home), *([kept] if kept else [])])
+
+
+def generate(prompts, tokens, top):
+    """Greedy, all prompts in one batch: [(token ids, finish reason, ids and log-probabilities of each step)]."""
+    from vllm import SamplingParams
+
+    how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
+    answers = _engine["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
+    return [
+        (list(a.outputs[0].token_ids), str(a.outputs[0].finish_reason), _packed(a.outputs[0].logprobs, top))
+        for a in answers
+    ]
+
+
+def score(sequence, top):
+    """Row i: the `top` likeliest tokens i + 1, and the sequence's own."""
+    from vllm import SamplingParams
+
+    how = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
+    (answer,) = _engine["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+    return _packed(answer.prompt_logprobs[1:], top)
+
+
+def trace(sequence):
+    """Run one prompt with tracing on; the folder of safetensors files, one a block, that rank 0 wrote."""
+    from vllm import SamplingParams
+
+    folder = _engine["trace"]
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    (folder / "on").touch()
+    try:
+        how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        _engine["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+    finally:
+        (folder / "on").unlink()
+    return str(folder)
+
+
+def _packed(steps, top):
+    """(ids int32, log-probabilities float32) as bytes, `top` a step, likeliest first: what vLLM ranks 1 to top."""
+    import numpy
+
+    ids, values = numpy.full((len(steps), top), -1, "<i4"), numpy.full((len(steps), top), -numpy.inf, "<f4")
+    for row, step in enumerate(steps):
+        best = sorted(step.items(), key=lambda item: item[1].rank)[:top]
+        for column, (token, found) in enumerate(best):
+            ids[row, column], values[row, column] = token, found.logprob
+    return ids.tobytes(), values.tobytes()
+
+
+def close_engine():
+    """Let the engine end its processes."""
+    llm = _engine.pop("llm", None)
+    if llm is not None:
+        core = getattr(llm.llm_engine, "engine_core", None)
+        if hasattr(core, "shutdown"):
+            core.shutdown()
+
+
+CALLS = {
+    "open_engine": open_engine,
+    "generate": generate,
+    "score": score,
+    "trace": trace,
+    "close_engine": close_engine,
+}
