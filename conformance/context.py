@@ -31,6 +31,7 @@ from conformance.stacks.protocols import (
 
 if TYPE_CHECKING:
     from conformance.checkpoint.folder import Files
+    from conformance.e2e.measured import Measured
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
@@ -91,6 +92,10 @@ class Target(msgspec.Struct, frozen=True):
     tactics: bool = True
     #: More batch sizes, which take minutes on a CPU.
     nightly: bool = False
+    #: Layer e2e: the checkpoint that engines serve, the sizes that are compared, and a file of limits.
+    model: str = ""
+    sizes: tuple[int, ...] = ()
+    limits: str = ""
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
 
@@ -161,7 +166,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs.
+    `compiler` compiles for other GPUs. `e2e` gives what engines answered.
     """
 
     def __init__(
@@ -182,6 +187,7 @@ class Context:
         loader_only: bool = False,
         graphs: Callable[[], GraphRunner] | None = None,
         compiler: Callable[[], Compiler] | None = None,
+        e2e: Callable[[], Measured] | None = None,
     ):
         self.target = target
         self.files = files
@@ -200,6 +206,7 @@ class Context:
         self.moe_calls = moe_calls
         self._open_graphs = graphs
         self._open_compiler = compiler
+        self._open_e2e = e2e
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -351,6 +358,14 @@ class Context:
         if self._open_compiler is None:
             raise NotSupported("the stack compiles nothing for this harness (no `compiler()`)")
         return self._open_compiler()
+
+    @property
+    def e2e(self) -> Measured:
+        """Raises NotSupported where the stack has no engine for this harness."""
+        if self._open_e2e is None:
+            raise NotSupported("the stack offers no engine to this harness (no `engine()`)")
+        found: Measured = self.once("e2e", self._open_e2e)
+        return found
 
     @property
     def maps(self) -> LoadedMaps:

@@ -96,7 +96,15 @@ UNEVEN: dict[str, Any] = EVEN | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
 }
-PRESETS = {"even": EVEN, "uneven": UNEVEN}
+#: The gate of layer e2e: every layer routed by token id, since a learned router's near-ties make long tails, and a SwiGLU
+#: limit that bites (activations here stay under 10).
+E2E: dict[str, Any] = EVEN | {
+    "compress_ratios": [0, 4, 128, 4],
+    "num_hash_layers": 4,
+    "num_nextn_predict_layers": 0,
+    "swiglu_limit": 1.0,
+}
+PRESETS = {"even": EVEN, "uneven": UNEVEN, "e2e": E2E}
 
 _TORCH = {"BF16": torch.bfloat16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _MEAN = {"norm.weight": 1.0, "_scale": 1.0}

@@ -36,6 +36,8 @@ def gate(
     loader_run: options.LoaderRun = None,
     checkpoint: options.Checkpoint = None,
     checkpoint_bytes: options.CheckpointBytes = False,
+    model: options.Model = None,
+    limits: options.Limits = None,
     nightly: options.Nightly = False,
     claim: Claims = None,
     then: Then = None,
@@ -75,6 +77,8 @@ def gate(
         loader_run=loader_run,
         checkpoint=checkpoint,
         checkpoint_bytes=checkpoint_bytes,
+        model=model,
+        limits=limits,
         nightly=nightly,
     )
     selected = {catalogue.get(name).id for name in claim} if claim else None

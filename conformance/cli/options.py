@@ -17,7 +17,7 @@ Emulate = Annotated[
 ]
 Stack = Annotated[str | None, typer.Option(help="Stack under test, or LAYER=STACK,...; default: the profile's.")]
 Geometry = Annotated[str, typer.Option(help="Embedded geometry, or the path of a config.json.")]
-Tp = Annotated[str, typer.Option(help="Tensor-parallel size.")]
+Tp = Annotated[str, typer.Option(help="Tensor-parallel size; with --layers e2e several, as in 2,3.")]
 Backend = Annotated[str | None, typer.Option(help="MoE backend; default: the profile's.")]
 Layers = Annotated[str, typer.Option(help="Comma-separated layers; makes the scope partial.")]
 VllmPython = Annotated[str | None, typer.Option(help="Interpreter that holds the vLLM to test; default: this one.")]
@@ -33,6 +33,8 @@ Checkpoint = Annotated[
 CheckpointBytes = Annotated[
     bool, typer.Option("--checkpoint-bytes", help="Compare what is loaded with the bytes of --checkpoint's files.")
 ]
+Model = Annotated[str | None, typer.Option(help="Folder of a checkpoint that engines serve end to end.")]
+Limits = Annotated[str | None, typer.Option(help="File of limits calibrated for --model; default: those that ship.")]
 Nightly = Annotated[
     bool, typer.Option("--nightly", help="Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.")
 ]

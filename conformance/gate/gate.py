@@ -26,7 +26,7 @@ def run_gate(
     """
     path = Path(run.settings.run_dir) if run.settings.run_dir else default_path(run)
     folder = RunFolder(run, path, run.settings.resume)
-    runner = Runner(run, folder.record, folder.known, folder.saw_stack)
+    runner = Runner(run, folder.record, folder.known, folder.saw_stack, folder=path)
     try:
         runner.recheck()
         results = []

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from conformance.stacks import registry
 from conformance.stacks.protocols import Stack, StackInfo
 from conformance.world.ranks import Worlds
 
+if TYPE_CHECKING:
+    from conformance.e2e.measured import Measured
+
 Record = Callable[[ClaimResult], None]
 
 
@@ -33,7 +36,7 @@ class Runner:
     `claims` run in order through `run_claim`; results of an earlier, broken run may be given as `known`. `apart`: judge
     stacks of foreign code in processes of their own (such a process has a Runner too, which does not). They get the
     GPUs that a claim needs and nobody else has, and keep them; `greedy`: from the start, where they are free, as many
-    as any claim of the run needs.
+    as any claim of the run needs. `folder`: the run's, for what engines answered.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Runner:
         saw_stack: Callable[[StackInfo], None] = lambda info: None,
         apart: bool = True,
         greedy: bool = True,
+        folder: Path | None = None,
     ):
         self.run = run
         self.results: dict[str, ClaimResult] = {}
@@ -52,6 +56,7 @@ class Runner:
         self._known = known or {}
         self._apart = apart
         self._seats = Seats(run, greedy)
+        self._folder = folder
         self._stacks: dict[str, Stack | Apart | Exception] = {}
         self._opened: list[Stack | Apart] = []
         self._contexts: dict[str, Context] = {}
@@ -141,8 +146,14 @@ class Runner:
                 selection=getattr(stack, "selection", None),
                 graphs=getattr(stack, "graph", None),
                 compiler=getattr(stack, "compiler", None),
+                e2e=lambda: self._e2e(stack),
             )
         return self._contexts[stack.name]
+
+    def _e2e(self, stack: Stack | Apart) -> Measured:
+        from conformance.e2e import opening
+
+        return opening.measured(stack, self.run.target, self._folder / "e2e" if self._folder else None)
 
     def _outcome(self, claim: Claim) -> tuple[Status, str, Evidence | None]:
         if reason := claim.not_applicable(self.run.target, self.run.given):
@@ -248,10 +259,12 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--stack", s.stack),
         ("--vllm-python", s.vllm_python),
         ("--vllm-source", s.vllm_source),
-        ("--geometry", None if s.checkpoint else s.geometry),
+        ("--geometry", None if s.checkpoint or s.model else s.geometry),
         ("--checkpoint", s.checkpoint),
         ("--checkpoint-bytes", s.checkpoint_bytes),
         ("--tp", s.tp),
+        ("--model", s.model),
+        ("--limits", s.limits),
         ("--backend", s.backend),
         ("--loader-run", s.loader_run),
         ("--policy", s.policy if run.policy.only_required else None),

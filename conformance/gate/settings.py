@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     waivers: str | None = None
     loader_run: str | None = None
     checkpoint: str | None = None
+    model: str | None = None
+    limits: str | None = None
     checkpoint_bytes: bool = False
     nightly: bool = False
 
@@ -132,8 +134,9 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     if backend is None:
         raise nearest(backend_name, hardware_profiles.backends(), "backend")
     files = _files(settings)
-    model = files.geometry if files else geometry.load(settings.geometry)
-    tp = _tp(settings.tp)
+    model = files.geometry if files else _geometry(settings)
+    sizes = _sizes(settings, layers)
+    tp = max(sizes)
     chosen = tuple(_words(settings.repair))
     judged = emulated or profile
     guarded = emulated is None or bool(emulated.vetted)  # an emulated guard knows vetted pairs, or is not there
@@ -153,6 +156,9 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         tactics=backend.tactics,
         nightly=settings.nightly,
         layout=backend.layout,
+        model=settings.model or "",
+        sizes=sizes,
+        limits=settings.limits or "",
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
@@ -220,6 +226,30 @@ def _stacks(settings: Settings, profile: Profile) -> dict[str, str]:
         if name not in registry.names():
             raise nearest(name, registry.names(), "stack")
     return chosen
+
+
+def _geometry(settings: Settings) -> geometry.Geometry:
+    """Of `--model` if there is one. Raises UsageError for a folder without config.json and safetensors."""
+    if not settings.model:
+        if settings.limits:
+            raise UsageError("--limits are those of a --model: which one?")
+        return geometry.load(settings.geometry)
+    if settings.geometry != DEFAULT_GEOMETRY:
+        raise UsageError("--model brings its own config.json; leave --geometry out")
+    path = Path(settings.model)
+    if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
+        raise UsageError(f"--model {short(settings.model)}: a folder with config.json and *.safetensors was due")
+    return geometry.load(str(path))
+
+
+def _sizes(settings: Settings, layers: tuple[str, ...]) -> tuple[int, ...]:
+    """The sizes that layer e2e compares: as given, or the one that is judged and the next smaller one."""
+    given = [_tp(word) for word in settings.tp.split(",")]
+    if len(given) > 1 and layers != ("e2e",):
+        raise UsageError(f"--tp {short(settings.tp)}: several sizes are for --layers e2e alone; name one")
+    if len(set(given)) < len(given):
+        raise UsageError(f"--tp {short(settings.tp)} names a size twice")
+    return tuple(given) if len(given) > 1 else tuple(n for n in (given[0] - 1, given[0]) if n)
 
 
 def _tp(text: str) -> int:

@@ -22,6 +22,7 @@ from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 
 if TYPE_CHECKING:
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
@@ -118,6 +119,7 @@ class VllmStack:
     name = "vllm"
 
     def __init__(self, options: StackOptions) -> None:
+        self._options = options
         self._worker = VllmWorker(options)
         self._gpu = VllmWorker(options, gpu=True)
         self._kernel: VllmMoe | None = None
@@ -154,6 +156,11 @@ class VllmStack:
 
     def selection(self) -> VllmSelection:
         return VllmSelection(self._worker)
+
+    def engine(self) -> VllmEngine:
+        from conformance.stacks.vllm.engine import VllmEngine
+
+        return VllmEngine(self._options)
 
     def compiler(self) -> ToolchainCompiler:
         return self._compiler

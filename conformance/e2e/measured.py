@@ -1,0 +1,182 @@
+"""Everything that a run's e2e claims look at: one record an engine, each measured once and kept in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from conformance.e2e import limits
+from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
+from conformance.e2e.record import About, Record, load
+from conformance.errors import NotSupported, StackError, StackRefused, UsageError
+from conformance.stacks.engine_protocol import Answer, Engine, EngineRequest, EngineSession
+
+if TYPE_CHECKING:
+    from references.v4_model import Model
+
+_CONTEXT = 3072
+
+
+class Plan:
+    """What is measured: a checkpoint's folder, the sizes, where records are kept, what is planted where.
+
+    `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        sizes: tuple[int, ...],
+        stack: str,
+        device: str,
+        kept: Path | None = None,
+        limits_file: str | None = None,
+        faults: dict[int, dict[str, Any]] | None = None,
+        clean: Measured | None = None,
+    ):
+        self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
+        self.kept, self.limits_file = kept, limits_file
+        self.faults, self.clean = faults or {}, clean
+
+
+class Measured:
+    def __init__(self, plan: Plan, engine: Callable[[], Engine], version: str):
+        self.plan, self._engine, self._version = plan, engine, version
+        self.sizes, self.base = plan.sizes, plan.sizes[0]
+        context = min(_CONTEXT, plan.config.get("max_position_embeddings") or _CONTEXT)
+        self._context = context
+        self.prompts: Prompts = prompts(plan.config, context)
+        self._records: dict[int, Record | StackError] = {}
+        self._variants: dict[str, dict[str, list[Answer]] | StackError] = {}
+
+    @cached_property
+    def model(self) -> str:
+        return limits.digest(self.plan.folder)
+
+    @cached_property
+    def limits(self) -> limits.Limits:
+        return limits.find(self.model, self.plan.device, self.plan.limits_file)
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return self.sizes[1:]
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        """Prompts with the base engine's answers: what every engine scores."""
+        answers = self.record(self.base).solo
+        return [p + a.tokens for p, a in zip(self.prompts.short, answers, strict=True)]
+
+    def record(self, tp: int) -> Record:
+        """Raises what measuring raised, each time it is asked for."""
+        if tp not in self._records:
+            try:
+                self._records[tp] = self._found(tp) or self._measure(tp)
+            except StackError as error:
+                self._records[tp] = error
+        found = self._records[tp]
+        if isinstance(found, StackError):
+            raise found
+        return found
+
+    def chunked(self) -> dict[str, list[Answer]]:
+        """The largest size once more, with prompts cut into chunks of half a window and the prefix cache on: each
+        prompt alone, and all of them again, which the cache then knows."""
+        if "chunked" not in self._variants:
+            chunk = max(16, (self.plan.config.get("sliding_window") or 128) // 2)
+            try:
+                session = self._open(self.sizes[-1], chunk=chunk, prefix_cache=True)
+                try:
+                    self._variants["chunked"] = {
+                        f"in chunks of {chunk}": self._alone(session),
+                        "from the prefix cache": self._alone(session),
+                    }
+                finally:
+                    session.close()
+            except StackError as error:
+                self._variants["chunked"] = error
+        found = self._variants["chunked"]
+        if isinstance(found, StackError):
+            raise found
+        return found
+
+    @cached_property
+    def reference(self) -> Model:
+        """Raises NotSupported for a model that the references do not implement."""
+        from references.v4_model import Model
+
+        if self.plan.config.get("model_type") != "deepseek_v4":
+            raise NotSupported(f"no reference implementation of {self.plan.config.get('model_type')}")
+        if (self.plan.config.get("hidden_size") or 0) > 1024:
+            raise NotSupported("the reference implementation takes small checkpoints alone (hidden size up to 1024)")
+        return Model(self.plan.folder)
+
+    @cached_property
+    def truth(self) -> list[torch.Tensor]:
+        """The reference's log-probabilities of each sequence (S, vocabulary)."""
+        if self.plan.clean:
+            return self.plan.clean.truth
+        return [self.reference.log_probabilities(torch.tensor(s)) for s in self.sequences]
+
+    def _found(self, tp: int) -> Record | None:
+        """What the run folder, or the clean measurement, already holds."""
+        if self.plan.clean and tp not in self.plan.faults:
+            return self.plan.clean.record(tp)
+        path = self._path(tp)
+        if path is None or not path.exists():
+            return None
+        found = load(path)
+        if found.about != self._about(tp):
+            raise UsageError(f"{path}: of {found.about}; {self._about(tp)} was due: name another --run-dir")
+        return found
+
+    def _path(self, tp: int) -> Path | None:
+        return self.plan.kept / f"tp{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
+
+    def _about(self, tp: int) -> About:
+        return About(self.plan.stack, self._version, self.model, tp, RECIPE)
+
+    def _open(self, tp: int, **options: Any) -> EngineSession:
+        request = EngineRequest(
+            str(self.plan.folder), tp, context=self._context, fault=self.plan.faults.get(tp), **options
+        )
+        try:
+            return self._engine().open(request)
+        except StackRefused as refusal:
+            raise StackRefused(f"TP{tp}: the engine refuses to start: {refusal}") from None
+
+    def _alone(self, session: EngineSession) -> list[Answer]:
+        return [session.generate([p], self.prompts.answer, TOP)[0] for p in self.prompts.short]
+
+    def _measure(self, tp: int) -> Record:
+        if tp != self.base:
+            self.record(self.base)  # its answers are what this one scores; raises what that raised
+        session = self._open(tp)
+        ended = ""
+        try:
+            short, long = self.prompts.short, self.prompts.long
+            solo = self._alone(session)
+            sequences = (
+                [p + a.tokens for p, a in zip(short, solo, strict=True)] if tp == self.base else self.sequences
+            )
+            record = Record(
+                self._about(tp),
+                solo=solo,
+                again=[session.generate([p], self.prompts.answer, TOP)[0] for p in short[:2]],
+                batch=session.generate(short, self.prompts.answer, TOP),
+                forced=[session.score(s, TOP) for s in sequences],
+                long=session.score(long, TOP) if long else None,
+                blocks=session.trace(self.prompts.traced),
+                notes=session.notes,
+            )
+        finally:
+            ended = session.close()
+        record.ended = ended
+        if path := self._path(tp):
+            record.save(path)
+        return record

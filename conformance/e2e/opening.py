@@ -1,0 +1,75 @@
+"""What a run's e2e claims are about: its checkpoint, sizes and device. Nothing is started."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hardware_profiles
+from conformance.context import Target
+from conformance.e2e.measured import Measured, Plan
+from conformance.errors import NotSupported, StackMissing
+
+if TYPE_CHECKING:
+    from conformance.stacks.protocols import Stack
+
+#: The reference stack's own checkpoint: every kind of layer, window 16, and an indexer that has to choose.
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "compress_ratios": [0, 4, 128],
+    "num_hash_layers": 3,
+    "head_dim": 64,
+    "qk_rope_head_dim": 16,
+    "q_lora_rank": 128,
+    "o_lora_rank": 32,
+    "sliding_window": 16,
+    "index_head_dim": 32,
+    "index_topk": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 192,
+    "swiglu_limit": 1.0,
+    "max_position_embeddings": 512,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def measured(
+    stack: Stack,
+    target: Target,
+    kept: Path | None = None,
+    faults: dict[int, dict[str, Any]] | None = None,
+    clean: Measured | None = None,
+) -> Measured:
+    """Raises NotSupported where the stack has no engine, StackMissing (not run) where a real one is given no model."""
+    if not hasattr(stack, "engine"):
+        raise NotSupported(f"the stack {stack.name} offers no engine to this harness (no `engine()`)")
+    reference = stack.name == "reference"
+    if not target.model and not reference:
+        raise StackMissing(
+            "no model is named: give --model DIR (python -m references.make_checkpoint DIR --preset e2e makes a small one)"
+        )
+    folder = Path(target.model) if target.model else small()
+    config = json.loads((folder / "config.json").read_text())
+    device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
+    sizes = (2, 3) if reference and not target.sizes else target.sizes
+    plan = Plan(folder, config, sizes, stack.name, device, kept, target.limits or None, faults, clean)
+    return Measured(plan, stack.engine, stack.info().version)
+
+
+@cache
+def small() -> Path:
+    """Made once a process, removed at its end."""
+    from references import make_checkpoint
+
+    made = Path(tempfile.mkdtemp(prefix="conformance-small-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    make_checkpoint.write(made, make_checkpoint.EVEN | SMALL)
+    return made

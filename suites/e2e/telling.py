@@ -1,0 +1,55 @@
+"""Evidence of the e2e claims: what was compared, and where the first wrong block is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.e2e import blame
+from conformance.e2e.distance import Spread
+from conformance.e2e.limits import FACTOR, Clean
+from conformance.e2e.measured import Measured
+from conformance.result import Evidence, Finding
+
+
+def within(spread: Spread, clean: Clean) -> bool:
+    """NaN is within nothing."""
+    return spread.count > 0 and spread.p99 <= FACTOR * clean.p99 and spread.max <= FACTOR * clean.max
+
+
+def bounds(clean: Clean) -> dict[str, float]:
+    return {"p99": round(FACTOR * clean.p99, 4), "max": round(FACTOR * clean.max, 4)}
+
+
+def evidence(
+    measured: Measured,
+    findings: Sequence[Finding],
+    right: str,
+    seen: Any,
+    expected: Any = None,
+    blamed: tuple[int, ...] = (),
+) -> Evidence:
+    """`blamed`: the sizes that are searched for a wrong block if there are findings."""
+    told = blame.words(measured, blamed) if findings and blamed else []
+    first = findings[0] if findings else None
+    summary = right
+    if first:
+        summary = f"{first.where}: {first.got}; {first.expected} was due" + (f"; {told[0]}" if told else "")
+    return Evidence(
+        ok=first is None,
+        summary=summary,
+        expected=expected,
+        measured=seen,
+        findings=[*findings, *(Finding("localised", "every block as in the reference", words) for words in told)],
+        notes=notes(measured),
+        method=f"{measured.plan.stack} on {measured.plan.device}, {len(measured.prompts.short)} prompts, one at a time",
+    )
+
+
+def notes(measured: Measured) -> list[str]:
+    found = []
+    for tp in measured.sizes:
+        record = measured.record(tp)
+        found += [f"TP{tp}: {note}" for note in record.notes]
+        found += [f"TP{tp}: ended badly after it had answered: {record.ended}"] if record.ended else []
+    return found
