@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins threads by node, and fails at TP2 on one node
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core in the worker itself: one process less, one import less
+    "TORCHDYNAMO_DISABLE": "1",  # eager: of index and counting helpers alone, 20 s of compiling a process
     "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
     "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",

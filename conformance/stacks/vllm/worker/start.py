@@ -23,14 +23,14 @@ def start():
             _outcome.append(stacks_words(error))
             raise Missing(_outcome[0]) from error
         PATCHES.append(fake_platform.NOTE)
-        _inspect_models_here()
+        inspect_models_here()
         _leave_all_reduce_alone()
         _outcome.append(None)
     if _outcome[0]:
         raise Missing(_outcome[0])
 
 
-def _inspect_models_here():
+def inspect_models_here():
     """vLLM inspects a model class in a child process, to keep CUDA out of this one (10 to 25 s, and without the
     pretended platform). There is no CUDA here: inspect it in place."""
     registry = importlib.import_module("vllm.model_executor.models.registry")
