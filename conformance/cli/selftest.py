@@ -12,6 +12,7 @@ from conformance.cli import options
 def selftest(
     stack: Annotated[str, typer.Option(help="Stack to plant the faults in.")] = "reference",
     fault: Annotated[list[str] | None, typer.Option("--fault", help="Only this fault (repeatable).")] = None,
+    layers: Annotated[str, typer.Option(help="Only faults of these layers; e2e of a real stack runs when named.")] = "",
     backend: options.Backend = None,
     vllm_python: options.VllmPython = None,
     vllm_source: options.VllmSource = None,
@@ -27,7 +28,7 @@ def selftest(
     from conformance.stacks.protocols import StackOptions
 
     options.check_json(json)
-    report = engine.run(stack, StackOptions(python=vllm_python, source=vllm_source), fault or [], backend)
+    report = engine.run(stack, StackOptions(python=vllm_python, source=vllm_source), fault or [], backend, layers)
     print_matrix(report, to_stderr=str(json) == "-")
     options.write_json(json, report)
     raise typer.Exit(report.exit_code)

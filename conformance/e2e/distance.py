@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 
 class Parting(NamedTuple):
-    """The first step at which two greedy answers differ, and by how much each engine preferred its own token."""
+    """The first step at which two greedy answers differ, and by how much the base engine preferred its own token."""
 
     prompt: int
     step: int
@@ -68,7 +68,7 @@ def partings(base: Sequence[Answer], other: Sequence[Answer]) -> list[Parting]:
         step = next((i for i, (s, t) in enumerate(zip(a.tokens, b.tokens, strict=False)) if s != t), None)
         if step is not None:
             mine, theirs = a.tokens[step], b.tokens[step]
-            gap = max(_preferred(a.likely, step, mine, theirs), _preferred(b.likely, step, theirs, mine))
+            gap = _preferred(a.likely, step, mine, theirs)
             found.append(Parting(prompt, step, (mine, theirs), gap))
     return found
 

@@ -38,7 +38,7 @@ class Clean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`parity`: between tensor-parallel sizes; `reference`: against full precision; `schedule`: batched against alone,
+    """`parity`: between tensor-parallel sizes, `long` the same for the long prompt alone; `reference`: against full precision; `schedule`: batched against alone,
     chunked against whole. `blocks`: relative error of one block's output against full precision, by kind."""
 
     stack: str
@@ -48,6 +48,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: list[str]
     pairs: list[str]
     parity: Clean
+    long: Clean
     reference: Clean
     schedule: Clean
     blocks: dict[str, float]

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from references.v4_model import Model
 
 _CONTEXT = 3072
+#: What is measured of an engine: see Record.
+PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
 
 
 class Plan:
     """What is measured: a checkpoint's folder, the sizes, where records are kept, what is planted where.
 
-    `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one.
+    `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
+    `parts`: what is measured of an engine (a planted fault needs only what its claims look at).
     """
 
     def __init__(
@@ -38,10 +41,11 @@ class Plan:
         limits_file: str | None = None,
         faults: dict[int, dict[str, Any]] | None = None,
         clean: Measured | None = None,
+        parts: frozenset[str] = PARTS,
     ):
         self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
         self.kept, self.limits_file = kept, limits_file
-        self.faults, self.clean = faults or {}, clean
+        self.faults, self.clean, self.parts = faults or {}, clean, parts
 
 
 class Measured:
@@ -69,6 +73,8 @@ class Measured:
     @property
     def sequences(self) -> list[list[int]]:
         """Prompts with the base engine's answers: what every engine scores."""
+        if self.plan.clean:
+            return self.plan.clean.sequences
         answers = self.record(self.base).solo
         return [p + a.tokens for p, a in zip(self.prompts.short, answers, strict=True)]
 
@@ -153,25 +159,28 @@ class Measured:
     def _alone(self, session: EngineSession) -> list[Answer]:
         return [session.generate([p], self.prompts.answer, TOP)[0] for p in self.prompts.short]
 
+    def _scored(self, tp: int, solo: list[Answer]) -> list[list[int]]:
+        """The base's answers, which a planted fault never changes: with one, they are the clean base's."""
+        if tp == self.base and not self.plan.clean:
+            return [p + a.tokens for p, a in zip(self.prompts.short, solo, strict=True)]
+        return self.sequences
+
     def _measure(self, tp: int) -> Record:
-        if tp != self.base:
+        if tp != self.base and not self.plan.clean:
             self.record(self.base)  # its answers are what this one scores; raises what that raised
         session = self._open(tp)
         ended = ""
         try:
-            short, long = self.prompts.short, self.prompts.long
-            solo = self._alone(session)
-            sequences = (
-                [p + a.tokens for p, a in zip(short, solo, strict=True)] if tp == self.base else self.sequences
-            )
+            short, long, parts = self.prompts.short, self.prompts.long, self.plan.parts
+            solo = self._alone(session) if "solo" in parts else []
             record = Record(
                 self._about(tp),
                 solo=solo,
-                again=[session.generate([p], self.prompts.answer, TOP)[0] for p in short[:2]],
-                batch=session.generate(short, self.prompts.answer, TOP),
-                forced=[session.score(s, TOP) for s in sequences],
-                long=session.score(long, TOP) if long else None,
-                blocks=session.trace(self.prompts.traced),
+                again=[session.generate([p], self.prompts.answer, TOP)[0] for p in short[:2]] if "again" in parts else [],
+                batch=session.generate(short, self.prompts.answer, TOP) if "batch" in parts else [],
+                forced=[session.score(s, TOP) for s in self._scored(tp, solo)] if "forced" in parts else [],
+                long=session.score(long, TOP) if long and "long" in parts else None,
+                blocks=session.trace(self.prompts.traced) if "blocks" in parts else {},
                 notes=session.notes,
             )
         finally:

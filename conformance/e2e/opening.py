@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import hardware_profiles
 from conformance.context import Target
-from conformance.e2e.measured import Measured, Plan
+from conformance.e2e.measured import PARTS, Measured, Plan
 from conformance.errors import NotSupported, StackMissing
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ SMALL: dict[str, Any] = {
     "o_lora_rank": 32,
     "sliding_window": 16,
     "index_head_dim": 32,
-    "index_topk": 8,
+    "index_n_heads": 16,
+    "index_topk": 18,
+    "hc_sinkhorn_iters": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 192,
@@ -47,6 +49,7 @@ def measured(
     kept: Path | None = None,
     faults: dict[int, dict[str, Any]] | None = None,
     clean: Measured | None = None,
+    parts: frozenset[str] = PARTS,
 ) -> Measured:
     """Raises NotSupported where the stack has no engine, StackMissing (not run) where a real one is given no model."""
     if not hasattr(stack, "engine"):
@@ -60,16 +63,30 @@ def measured(
     config = json.loads((folder / "config.json").read_text())
     device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
     sizes = (2, 3) if reference and not target.sizes else target.sizes
-    plan = Plan(folder, config, sizes, stack.name, device, kept, target.limits or None, faults, clean)
+    plan = Plan(folder, config, sizes, stack.name, device, kept, target.limits or None, faults, clean, parts)
     return Measured(plan, stack.engine, stack.info().version)
 
 
-@cache
 def small() -> Path:
+    """The reference stack's own."""
+    from references import make_checkpoint
+
+    return _made("small", json.dumps(make_checkpoint.EVEN | SMALL))
+
+
+def plain() -> Path:
+    """What a real stack's faults are planted in: the gate's checkpoint with a SwiGLU limit that does not bite."""
+    from references import make_checkpoint
+
+    return _made("plain", json.dumps(make_checkpoint.E2E | {"swiglu_limit": 10.0}))
+
+
+@cache
+def _made(name: str, config: str) -> Path:
     """Made once a process, removed at its end."""
     from references import make_checkpoint
 
-    made = Path(tempfile.mkdtemp(prefix="conformance-small-"))
+    made = Path(tempfile.mkdtemp(prefix=f"conformance-{name}-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    make_checkpoint.write(made, make_checkpoint.EVEN | SMALL)
+    make_checkpoint.write(made, json.loads(config))
     return made

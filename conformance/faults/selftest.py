@@ -16,9 +16,10 @@ from conformance import catalogue, geometry
 from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
-from conformance.errors import nearest
+from conformance.errors import NotSupported, nearest
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
+from conformance.faults.engines import needed
 from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
@@ -33,6 +34,7 @@ from conformance.world.ranks import Worlds
 from references import plan
 
 if TYPE_CHECKING:
+    from conformance.e2e.measured import Measured
     from conformance.provenance.loaded import LoadedMaps
 
 Statuses = dict[str, tuple[Status, str]]
@@ -42,7 +44,7 @@ GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "s
 
 
 #: `no fault here`: the backend's kernel is as wide as a rank's share, and the wrong formula comes out right; or the
-#: claims do not apply to the backend.
+#: claims do not apply to the backend; or the engine has no such part that could be spoilt.
 OUTCOMES = ("caught", "alive", "fails clean", "not planted", "no fault here")
 
 
@@ -76,11 +78,21 @@ class Report(msgspec.Struct):
     exit_code: int
 
 
-def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None) -> Report:
+def _in_scope(stack_name: str, layers: str) -> tuple[str, ...]:
+    """All layers; of a real stack not `e2e`, unless it is named: an engine a fault takes minutes."""
+    if layers:
+        return catalogue.check_layers([word.strip() for word in layers.split(",") if word.strip()])
+    return catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
+
+
+def run(
+    stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = ""
+) -> Report:
     """Raises UsageError for an unknown stack, fault or backend, StackError where the stack cannot be opened."""
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
+    chosen = [FAULTS[i] for i in only] or [f for f in FAULTS.values() if f.layer in _in_scope(stack_name, layers)]
     target = _target(stack_name, backend or BACKEND)
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
     own = hardware_profiles.backends()[target.backend].arithmetic
@@ -89,11 +101,12 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     stack = registry.open_stack(stack_name, emulated)
     worlds = Worlds(stack_name, emulated)
     try:
-        chosen = [FAULTS[i] for i in only or FAULTS]
         files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        bench = Bench(stack, RememberedPlanner(offered(stack, "planner")), target, worlds, files)
+        e2e_target, engines = _e2e(stack, target, chosen)
+        planner = RememberedPlanner(offered(stack, "planner"))
+        bench = Bench(stack, planner, target, worlds, files, engines, e2e_target)
         context = _context(bench)
-        clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
+        clean = _statuses(stack, context, _looked_at(chosen) if only or layers else _all_claims(chosen))
         planted = [_plant(bench, fault, clean, context) for fault in chosen]
     finally:
         worlds.close()
@@ -160,6 +173,8 @@ class Bench(NamedTuple):
     target: Target
     worlds: Worlds
     files: Files | None
+    e2e: Measured | None
+    e2e_target: Target
 
 
 def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = None) -> Context:
@@ -222,7 +237,31 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         loader_only=bool(fault and fault.moe and fault.moe.loader),
         graphs=graphs,
         compiler=compiler,
+        e2e=lambda: _engines(bench, fault),
     )
+
+
+def _engines(bench: Bench, fault: Fault | None) -> Measured:
+    """What engines answer; with a fault of theirs planted, only those that have it run again."""
+    if bench.e2e is None:
+        raise NotSupported(f"the stack {bench.stack.name} offers no engine to this harness (no `engine()`)")
+    if fault is None or fault.engine is None:
+        return bench.e2e
+    from conformance.e2e import opening
+
+    faults = fault.engine.planted(bench.e2e.sizes)
+    return opening.measured(bench.stack, bench.e2e_target, faults=faults, clean=bench.e2e, parts=needed(fault.claims))
+
+
+def _e2e(stack: Stack, target: Target, chosen: list[Fault]) -> tuple[Target, Measured | None]:
+    """What clean engines answer, if a fault is for an engine. Nothing is started yet."""
+    if not any(fault.engine for fault in chosen) or not hasattr(stack, "engine"):
+        return target, None
+    from conformance.e2e import opening
+
+    folder = opening.small() if stack.name == "reference" else opening.plain()
+    found = msgspec.structs.replace(target, model=str(folder), sizes=(2, 3))
+    return found, opening.measured(stack, found, parts=needed(c for f in chosen if f.engine for c in f.claims))
 
 
 def _fed(stack: Stack, source: Context) -> LoadedMaps:
@@ -267,7 +306,9 @@ def _given(context: Context) -> tuple[str, ...]:
 def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
     stack, target = bench.stack, bench.target
     context = _context(bench, fault, clean_context)
-    statuses = _statuses(stack, context, _looked_at([fault]))
+    kinds = getattr(stack.engine(), "kinds", ()) if fault.engine and hasattr(stack, "engine") else ()
+    plantable = not fault.engine or fault.engine.kind in kinds
+    statuses = _statuses(stack, context, _looked_at([fault])) if plantable else {}
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}
     fails_clean = [i for i in fault.claims if i not in passes_clean]
@@ -275,9 +316,9 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
     spared = [i for i in fault.claims if i in passes_clean and i not in failed]
     share = plan.routed_intermediate(target.geometry.intermediate, target.tp).per_rank
     same = any(plan.kernel_width(share, rounding) == share for rounding in target.intermediate_roundings)
-    unmeasured = [i for i in spared if statuses[i][0] is not Status.PASS]
+    unmeasured = [i for i in spared if i not in statuses or statuses[i][0] is not Status.PASS]
     applies = any(not catalogue.get(i).not_applicable(target, _given(context)) for i in fault.claims)
-    if (fault.rounded and same) or not applies:
+    if (fault.rounded and same) or not applies or not plantable:
         outcome = "no fault here"
     elif unmeasured:
         outcome = "not planted"

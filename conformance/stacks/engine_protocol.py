@@ -65,5 +65,8 @@ class EngineSession(Protocol):
 
 
 class Engine(Protocol):
+    #: Faults that it can plant in itself.
+    kinds: tuple[str, ...]
+
     def open(self, request: EngineRequest) -> EngineSession:
         """Raises StackRefused with the stack's words, StackMissing, NotSupported, StackCrashed, StackTimeout."""

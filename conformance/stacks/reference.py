@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_compiler import ReferenceCompiler
+    from conformance.stacks.reference_engine import ReferenceEngine
     from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
@@ -57,7 +58,7 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)", "graph"],
+            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)", "graph", "e2e"],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -102,6 +103,11 @@ class ReferenceStack:
         from conformance.stacks.reference_compiler import ReferenceCompiler
 
         return ReferenceCompiler()
+
+    def engine(self) -> ReferenceEngine:
+        from conformance.stacks.reference_engine import ReferenceEngine
+
+        return ReferenceEngine()
 
     def close(self) -> None:
         pass

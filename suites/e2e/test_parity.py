@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from conformance.context import Context
 from conformance.e2e import distance
-from conformance.e2e.limits import most_gap
+from conformance.e2e.limits import Clean, most_gap
 from conformance.e2e.measured import Measured
 from conformance.e2e.record import Record
 from conformance.errors import NotSupported
@@ -20,7 +20,7 @@ from suites.e2e.telling import bounds, evidence, within
 @claim("e2e.parity.logprobs")
 def logprobs(stack: Stack, context: Context) -> Evidence:
     """Teacher-forced on the first size's answers; quantiles of |difference| over the top 20 of every position."""
-    return _scored(context.e2e, lambda record: record.forced)
+    return _scored(context.e2e, context.e2e.limits.parity, lambda record: record.forced)
 
 
 @claim("e2e.parity.long")
@@ -29,11 +29,11 @@ def long(stack: Stack, context: Context) -> Evidence:
     measured = context.e2e
     if not measured.prompts.long:
         raise NotSupported("the model's context holds no prompt longer than its indexer's choice")
-    return _scored(measured, lambda record: [record.long] if record.long else [])
+    return _scored(measured, measured.limits.long, lambda record: [record.long] if record.long else [])
 
 
-def _scored(measured: Measured, of: Callable[[Record], list[Likely]]) -> Evidence:
-    base, clean, seen, findings = of(measured.record(measured.base)), measured.limits.parity, {}, []
+def _scored(measured: Measured, clean: Clean, of: Callable[[Record], list[Likely]]) -> Evidence:
+    base, seen, findings = of(measured.record(measured.base)), {}, []
     for tp in _others(measured):
         pairs = zip(base, of(measured.record(tp)), strict=True)
         spread = distance.spread([distance.between(a, b) for a, b in pairs])

@@ -16,6 +16,8 @@ from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import StackOptions
 
 _HERE = Path(__file__).parent
+#: Faults that the plug-in can plant (`plugin/faults.py`).
+KINDS = ("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "one-token", "unsteady", "batch", "cache")
 _START_SECONDS = 600.0
 _KV_BYTES = 256 << 20
 _ENVIRONMENT = {
@@ -32,6 +34,8 @@ _ENVIRONMENT = {
 
 class VllmEngine:
     """See engine_protocol.Engine."""
+
+    kinds = KINDS
 
     def __init__(self, options: StackOptions):
         self._options = options

@@ -1,0 +1,91 @@
+"""The reference stack's engine: small checkpoints on a CPU, every size in this process. It judges the harness alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from conformance.errors import NotSupported
+from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.reference_forward import Forward, watched
+from conformance.stacks.reference_shards import Shards, read
+
+#: Faults that this engine can plant in itself.
+KINDS = (
+    *("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "limit", "indexer"),
+    *("one-token", "unsteady", "batch", "cache"),
+)
+_LARGEST = 1 << 28
+
+
+class ReferenceEngine:
+    """See engine_protocol.Engine."""
+
+    kinds = KINDS
+
+    def open(self, request: EngineRequest) -> ReferenceSession:
+        return ReferenceSession(request)
+
+
+class ReferenceSession:
+    """See engine_protocol.EngineSession. Each step computes its whole prompt anew."""
+
+    def __init__(self, request: EngineRequest):
+        folder, fault = Path(request.model), request.fault or {}
+        if sum(f.stat().st_size for f in folder.glob("*.safetensors")) > _LARGEST:
+            raise NotSupported("the reference stack's engine serves small checkpoints alone (up to 256 MiB)")
+        config, held = json.loads((folder / "config.json").read_text()), read(folder)
+        shards = [Shards(held, config, request.tp, rank, fault) for rank in range(request.tp)]
+        self._forward = Forward(config, shards, fault)
+        self._kind, self._cached, self._calls = fault.get("kind"), request.prefix_cache, 0
+        self._asked: list[list[int]] = []
+        self.notes = [f"{request.tp} ranks in one process, BF16 between blocks", *([f"FAULT {fault}"] if fault else [])]
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
+        answers = []
+        for number, prompt in enumerate(prompts):
+            known = list(prompt)
+            if self._kind == "batch" and number:
+                known[:2] = prompts[number - 1][:2]
+            if self._kind == "cache" and self._cached and self._asked:
+                known[:4] = self._asked[-1][:4]
+            self._asked.append(list(prompt))
+            answers.append(self._answer(known, tokens, top))
+        return answers
+
+    def _answer(self, known: list[int], tokens: int, top: int) -> Answer:
+        made: list[int] = []
+        steps = []
+        for _ in range(tokens):
+            row = self._log_probabilities([*known, *made])[-1:]
+            if self._kind == "one-token":
+                row = row.roll(-int(row.argmax()), 1)
+            steps.append(_likely(row, top))
+            made.append(int(steps[-1].ids[0, 0]))
+        return Answer(made, "length", Likely(torch.cat([s.ids for s in steps]), torch.cat([s.values for s in steps])))
+
+    def score(self, sequence: Sequence[int], top: int) -> Likely:
+        return _likely(self._log_probabilities(sequence)[:-1], top)
+
+    def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
+        return watched(self._forward, torch.tensor(sequence))
+
+    def close(self) -> str:
+        return ""
+
+    def _log_probabilities(self, sequence: Sequence[int]) -> torch.Tensor:
+        logits = self._forward.logits(torch.tensor(sequence))
+        self._calls += 1
+        if self._kind == "nan":
+            logits = torch.full_like(logits, torch.nan)
+        if self._kind == "unsteady" and self._calls % 2:
+            logits = logits * (1 + 2.0**-20)
+        return logits - torch.logsumexp(logits, 1, keepdim=True)
+
+
+def _likely(rows: torch.Tensor, top: int) -> Likely:
+    values, ids = rows.topk(top, 1)
+    return Likely(ids.int(), values.float())
