@@ -92,7 +92,7 @@ class Target(msgspec.Struct, frozen=True):
     tactics: bool = True
     #: More batch sizes, which take minutes on a CPU.
     nightly: bool = False
-    #: Layer e2e: the checkpoint that engines serve, the sizes that are compared, and a file of limits.
+    #: Layer e2e: the checkpoint that engines serve, the sizes that are compared (empty: the default), a file of limits.
     model: str = ""
     sizes: tuple[int, ...] = ()
     limits: str = ""

@@ -62,7 +62,7 @@ def first(measured: Measured, tps: tuple[int, ...]) -> list[Blamed]:
 def _limit(measured: Measured, module: str) -> float:
     """Without limits for this checkpoint, only what is not finite can be told."""
     try:
-        return measured.limits.blocks[module.rpartition(".")[2]]
+        return measured.limits.block(module)
     except NotSupported:
         return float("inf")
 

@@ -54,6 +54,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: dict[str, float]
     note: str = ""
 
+    def block(self, module: str) -> float:
+        """The largest relative error that a block may have: `layers.0.attn`, `layers.0.ffn`."""
+        return FACTOR * self.blocks[module.rpartition(".")[2]]
+
 
 def digest(folder: Path) -> str:
     """Of a checkpoint: config.json and every weight file; above 1 GiB of weights, their headers and sizes."""

@@ -1172,7 +1172,7 @@ _WRITTEN = (
     ),
     Fault("engine-nan", "every logit is NaN", _e2e("answers", "parity.logprobs"), engine=engine("nan")),
     Fault("engine-one-token", "one token answers everything", _e2e("answers"), engine=engine("one-token")),
-    Fault("engine-unsteady", "every other step differs in its last bits", _e2e("repeat"), engine=engine("unsteady")),
+    Fault("engine-unsteady", "every third step differs in its last bits", _e2e("repeat"), engine=engine("unsteady")),
     Fault(
         "engine-batch-mixed",
         "in a batch, a prompt starts with tokens of the one before",

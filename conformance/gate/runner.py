@@ -263,6 +263,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--checkpoint", s.checkpoint),
         ("--checkpoint-bytes", s.checkpoint_bytes),
         ("--tp", s.tp),
+        ("--layers", "e2e" if "," in s.tp else None),
         ("--model", s.model),
         ("--limits", s.limits),
         ("--backend", s.backend),

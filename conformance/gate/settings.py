@@ -157,7 +157,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         nightly=settings.nightly,
         layout=backend.layout,
         model=settings.model or "",
-        sizes=sizes,
+        sizes=sizes if settings.model or "," in settings.tp else (),
         limits=settings.limits or "",
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}

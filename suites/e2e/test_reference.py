@@ -30,15 +30,15 @@ def logprobs(stack: Stack, context: Context) -> Evidence:
 def blocks(stack: Stack, context: Context) -> Evidence:
     """Each block alone: the reference is given the engine's own input of it."""
     measured, seen, findings = context.e2e, {}, []
-    limits = measured.limits.blocks
+    limits = measured.limits
     for tp in measured.sizes:
         found = blame.errors(measured, tp)
         seen[f"TP{tp}"] = {module: round(error, 5) for module, (error, _) in found.items()}
         for module, (error, token) in found.items():
-            most = limits[module.rpartition(".")[2]]
+            most = limits.block(module)
             if not error <= most:
                 where = f"TP{tp}, {module}, worst at token {token}"
                 findings.append(Finding(where, f"a relative error of at most {most:.3g}", f"{error:.3g}"))
         if not found:
             findings.append(Finding(f"TP{tp}", "what goes into and out of each block", "nothing was traced"))
-    return evidence(measured, findings, "every block of every layer is the reference's", seen, limits)
+    return evidence(measured, findings, "every block of every layer is the reference's", seen, limits.blocks)

@@ -2,7 +2,8 @@
 
 Kinds: `w2` (the shard's start one MXFP4 group late; `parts` says `packed`, `scales` or both), `neighbour` (the next
 rank's W2), `w1` (rows 32 late), `silent` (one rank's part of the routed experts is lost before the sum), `sink` (lost),
-`nan` (logits), `drop` (an expert's W2 is never loaded).
+`nan` (logits), `drop` (an expert's W2 is never loaded), `one-token` (answers everything), `unsteady` (every third step
+differs in its last bits), `batch` (a row gets its neighbour's logits), `cache` (blocks are known by their length alone).
 """
 
 import importlib
@@ -14,7 +15,7 @@ _GROUP = 32
 
 
 def install(spec):
-    globals()[f"_{spec['kind']}"](spec)
+    globals()[f"_{spec['kind'].replace('-', '_')}"](spec)
     return f"FAULT {spec}"
 
 
@@ -91,13 +92,46 @@ def _sink(spec):
     cls.process_weights_after_loading = process
 
 
-def _nan(spec):
-    """Every logit is NaN."""
+def _logits(change):
+    """What the model answers with: `change(logits, number of the call)` (rows, vocabulary), on rank 0."""
     cls = importlib.import_module("vllm.model_executor.layers.logits_processor").LogitsProcessor
-    inner = cls.forward
+    inner, calls = cls.forward, []
 
     def forward(self, *arguments, **named):
         logits = inner(self, *arguments, **named)
-        return None if logits is None else torch.full_like(logits, torch.nan)
+        calls.append(1)
+        return None if logits is None else change(logits, len(calls))
 
     cls.forward = forward
+
+
+def _nan(spec):
+    _logits(lambda logits, call: torch.full_like(logits, torch.nan))
+
+
+def _one_token(spec):
+    def change(logits, call):
+        logits = logits.clone()
+        logits[:, 7] = logits.amax(1) + 1
+        return logits
+
+    _logits(change)
+
+
+def _unsteady(spec):
+    _logits(lambda logits, call: logits * (1 + 2.0**-7) if call % 3 == 0 else logits)
+
+
+def _batch(spec):
+    _logits(lambda logits, call: logits.roll(1, 0) if 1 < len(logits) <= 8 else logits)
+
+
+def _cache(spec):
+    """The prefix cache's hash of a block forgets which tokens are in it."""
+    module = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    inner = module.hash_block_tokens
+
+    def hash_block_tokens(function, parent, tokens, extra_keys=None):
+        return inner(function, parent, [0] * len(tokens), extra_keys)
+
+    module.hash_block_tokens = hash_block_tokens
