@@ -96,8 +96,8 @@ UNEVEN: dict[str, Any] = EVEN | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
 }
-#: The gate of layer e2e: every layer routed by token id, since a learned router's near-ties make long tails, and a SwiGLU
-#: limit that bites (activations here stay under 10).
+#: The gate of layer e2e: every layer routed by token id, since a learned router's near-ties make long tails, and a
+#: SwiGLU limit that bites (activations here stay under 10).
 E2E: dict[str, Any] = EVEN | {
     "compress_ratios": [0, 4, 128, 4],
     "num_hash_layers": 4,

@@ -14,7 +14,7 @@ import torch
 from references import routing
 from references.swiglu import swiglu
 from references.v4_attention import attention
-from references.v4_hyper import Mixed, enter, head, leave, rms_norm
+from references.v4_hyper import enter, head, leave, rms_norm
 from references.v4_weights import Weights
 
 
@@ -36,15 +36,15 @@ class Model:
         """tokens (S,) -> (S, vocabulary): row i is about token i + 1."""
         w, c = self.w, self.config
         streams = self._embedded(tokens)
-        for _, _, streams in self._blocks(tokens, streams):
-            pass
+        for _, after in self._blocks(tokens, streams):
+            streams = after
         x = head(streams, w("hc_head_fn"), w("hc_head_scale"), w("hc_head_base"), c["rms_norm_eps"], c["hc_eps"])
         return torch.log_softmax(rms_norm(x, w("norm"), c["rms_norm_eps"]) @ w("head").T, -1)
 
     @torch.no_grad()
     def steps(self, tokens: torch.Tensor) -> Iterator[Step]:
         """What goes into and out of each block, in order."""
-        for step, _, _ in self._blocks(tokens, self._embedded(tokens)):
+        for step, _ in self._blocks(tokens, self._embedded(tokens)):
             yield step
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class Model:
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.w("embed")[tokens][:, None].repeat(1, self.config["hc_mult"], 1)
 
-    def _blocks(self, tokens: torch.Tensor, streams: torch.Tensor) -> Iterator[tuple[Step, Mixed, torch.Tensor]]:
+    def _blocks(self, tokens: torch.Tensor, streams: torch.Tensor) -> Iterator[tuple[Step, torch.Tensor]]:
         w, c = self.w, self.config
         for layer in range(c["num_hidden_layers"]):
             for kind in ("attn", "ffn"):
@@ -69,18 +69,17 @@ class Model:
                 x = rms_norm(mixed.x, w(f"layers.{layer}.{kind}_norm"), c["rms_norm_eps"])
                 y = self.block(f"layers.{layer}.{kind}", x, tokens)
                 streams = leave(y, streams, mixed)
-                yield Step(f"layers.{layer}.{kind}", x, y), mixed, streams
+                yield Step(f"layers.{layer}.{kind}", x, y), streams
 
     def _ffn(self, module: str, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Routed experts by token id or by learned scores, and the shared expert."""
         w, c = self.w, self.config
         logits = x @ w(f"{module}.gate").T
-        how = (c["num_experts_per_tok"], "sqrtsoftplus")
         rest = {"normalize": c["norm_topk_prob"], "scale": c["routed_scaling_factor"]}
         if f"{module}.gate.tid2eid" in w:
-            routed = routing.hashed(logits, tokens, w(f"{module}.gate.tid2eid"), how[1], **rest)
+            routed = routing.hashed(logits, tokens, w(f"{module}.gate.tid2eid"), "sqrtsoftplus", **rest)
         else:
-            routed = routing.top_k(logits, *how, bias=w(f"{module}.gate.bias"), **rest)
+            routed = routing.top_k(logits, c["num_experts_per_tok"], "sqrtsoftplus", w(f"{module}.gate.bias"), **rest)
         y = self._expert(f"{module}.shared_experts", x) if c.get("n_shared_experts") else torch.zeros_like(x)
         for expert in routed.ids.unique().tolist():
             token, slot = torch.where(routed.ids == expert)

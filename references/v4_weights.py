@@ -18,14 +18,12 @@ from references.checkpoint import BLOCK
 
 
 class Weights:
-    """Tensors of a folder, decoded when they are asked for and kept. Tensors outside `.scale` pairs come as they are."""
+    """Tensors of a folder, decoded when they are asked for, and kept."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32):
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.dtype = dtype
-        self._files = {
-            name: path for path in sorted(folder.glob("*.safetensors")) for name in _names(path)
-        }
+        self._files = {name: path for path in sorted(folder.glob("*.safetensors")) for name in _names(path)}
         self._kept: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: str) -> bool:

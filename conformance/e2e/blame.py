@@ -28,7 +28,8 @@ class Blamed(NamedTuple):
     def words(self) -> str:
         if self.error != self.error:
             return f"TP{self.tp}, {self.module} is the first block whose output is not finite"
-        return f"TP{self.tp}, {self.module} is the first block that is wrong: off by {self.error:.1%}, {self.limit:.1%} allowed"
+        size = f"off by {self.error:.1%}, {self.limit:.1%} allowed"
+        return f"TP{self.tp}, {self.module} is the first block that is wrong: {size}"
 
 
 def errors(measured: Measured, tp: int) -> dict[str, tuple[float, int]]:

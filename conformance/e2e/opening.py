@@ -61,12 +61,14 @@ def measured(
     reference = stack.name == "reference"
     if not target.model and not reference:
         raise StackMissing(
-            "no model is named: give --model DIR (python -m references.make_checkpoint DIR --preset e2e makes a small one)"
+            "no model is named: give --model DIR (python -m references.make_checkpoint DIR --preset e2e makes one)"
         )
     folder = Path(target.model) if target.model else small()
     config = json.loads((folder / "config.json").read_text())
     device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
-    plan = Plan(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts)
+    plan = Plan(
+        folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts
+    )
     return Measured(plan, stack.engine, stack.info().version)
 
 

@@ -25,9 +25,10 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct):
-    """`solo`: prompts answered one at a time; `again`: the first two once more; `batch`: all at once. `forced`: the base
-    engine's prompts and answers scored; `long`: the long prompt scored; `blocks`: what went into and out of each block
-    of one prompt. `ended`: how the engine ended, if not well."""
+    """`solo`: prompts answered one at a time; `again`: the first two once more; `batch`: all at once. `forced`: the
+    base's prompts and answers scored; `long`: the long prompt scored; `blocks`: what went into and out of each block
+    of one prompt. `ended`: how the engine ended, if not well.
+    """
 
     about: About
     solo: list[Answer]
@@ -40,7 +41,8 @@ class Record(msgspec.Struct):
     ended: str = ""
 
     def save(self, path: Path) -> None:
-        tensors, told = {}, {}
+        tensors: dict[str, Any] = {}
+        told: dict[str, Any] = {}
         for group in ("solo", "again", "batch"):
             answers: list[Answer] = getattr(self, group)
             told[group] = [(a.tokens, a.finish) for a in answers]

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 
 class EngineFault(NamedTuple):
-    """`kind` and what it needs, as the engines' adapters know them: `rank`, `layer`, `expert`, `parts`. `everywhere`: at
-    every size, so that sizes agree with each other."""
+    """`kind` and what it needs, as the engines' adapters know them: `rank`, `layer`, `expert`, `parts`.
+
+    `everywhere`: at every size, so that sizes agree with each other.
+    """
 
     kind: str
     where: dict[str, Any]

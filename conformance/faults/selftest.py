@@ -85,9 +85,7 @@ def _in_scope(stack_name: str, layers: str) -> tuple[str, ...]:
     return catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
 
 
-def run(
-    stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = ""
-) -> Report:
+def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = "") -> Report:
     """Raises UsageError for an unknown stack, fault or backend, StackError where the stack cannot be opened."""
     for name in only:
         if name not in FAULTS:

@@ -38,6 +38,12 @@ class Local:
         from conformance.gate.runner import Runner
 
         assert self._judging.record is not None
-        runner = Runner(self._asked.run, lambda result: None, self._judging.record.known, saw_stack, folder=self._judging.record.path)
+        runner = Runner(
+            self._asked.run,
+            lambda result: None,
+            self._judging.record.known,
+            saw_stack,
+            folder=self._judging.record.path,
+        )
         runner.recheck()
         return runner

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """`model`: a folder with config.json and safetensors. `chunk`: the most tokens of one step (longer prompts are cut).
-    `fault`: planted by the engine's own adapter, before anything is loaded."""
+    """`model`: a folder with config.json and safetensors. `chunk`: the most tokens of one step; prompts are cut to it.
+
+    `fault`: planted by the engine's own adapter, before anything is loaded.
+    """
 
     model: str
     tp: int

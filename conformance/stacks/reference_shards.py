@@ -1,4 +1,4 @@
-"""One rank's weights of the reference stack's engine: equal pieces of the checkpoint, decoded. Faults of loading too."""
+"""One rank's weights of the reference stack's engine: equal pieces of the checkpoint, decoded; and faults."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ class Shards:
         """As a faulty loader takes it from the checkpoint."""
         f = self._fault
         kind, parts = f.get("kind"), f.get("parts", ("packed", "scales"))
-        here = (layer, self._rank) == (f.get("layer", 0), f.get("rank", 0)) and f.get("expert", expert) in (None, expert)
+        here = (layer, self._rank) == (f.get("layer", 0), f.get("rank", 0)) and f.get("expert", expert) in (
+            None,
+            expert,
+        )
         if not here or (("scales" if scale else "packed") not in parts):
             return stored
         if kind == "w2" and part == "w2":

@@ -14,7 +14,7 @@ from conformance.result import Evidence, Finding
 
 def within(spread: Spread, clean: Clean) -> bool:
     """NaN is within nothing."""
-    return spread.count > 0 and spread.p99 <= FACTOR * clean.p99 and spread.max <= FACTOR * clean.max
+    return spread.values > 0 and spread.p99 <= FACTOR * clean.p99 and spread.max <= FACTOR * clean.max
 
 
 def bounds(clean: Clean) -> dict[str, float]:

@@ -16,7 +16,7 @@ from suites.e2e.telling import evidence
 
 @claim("e2e.answers")
 def answers(stack: Stack, context: Context) -> Evidence:
-    """NaN behind an answer is a failure, whatever the tokens; so is an answer of one token repeated for every prompt."""
+    """NaN behind an answer is a failure, whatever the tokens; so is one token, repeated, for every prompt."""
     measured, findings, seen = context.e2e, [], {}
     for tp in measured.sizes:
         record = measured.record(tp)
@@ -33,7 +33,9 @@ def answers(stack: Stack, context: Context) -> Evidence:
                 got = f"{len(answer.tokens)} (finish reason {answer.finish})"
                 findings.append(Finding(f"{where}, prompt {number}", words, got))
         if all(len(set(a.tokens)) == 1 for a in record.solo):
-            findings.append(Finding(where, "answers of more than one token", "each prompt is answered by one, repeated"))
+            findings.append(
+                Finding(where, "answers of more than one token", "each prompt is answered by one, repeated")
+            )
     right = f"TP{' and TP'.join(map(str, measured.sizes))} answer every prompt with finite log-probabilities"
     return evidence(measured, findings, right, seen, blamed=measured.sizes)
 
@@ -65,5 +67,3 @@ def repeat(stack: Stack, context: Context) -> Evidence:
             words = "the same tokens and log-probabilities, bit for bit"
             findings.append(Finding(f"TP{tp}, prompt {differ[0]}, asked again", words, "others"))
     return evidence(measured, findings, "a prompt asked again is answered bit for bit alike", seen)
-
-

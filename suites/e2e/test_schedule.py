@@ -18,7 +18,9 @@ from suites.e2e.telling import bounds, evidence, within
 @claim("e2e.schedule.batch")
 def batch(stack: Stack, context: Context) -> Evidence:
     """Every prompt's answer in a batch against its answer alone, up to where the tokens part."""
-    measured, seen, findings = context.e2e, {}, []
+    measured = context.e2e
+    seen: dict[str, dict[str, float]] = {}
+    findings: list[Finding] = []
     for tp in measured.sizes:
         record = measured.record(tp)
         _compare(measured, f"TP{tp}, batched against alone", record.solo, record.batch, seen, findings)
@@ -28,7 +30,9 @@ def batch(stack: Stack, context: Context) -> Evidence:
 @claim("e2e.schedule.chunked")
 def chunked(stack: Stack, context: Context) -> Evidence:
     """Chunks of a window's length, the prefix cache on and each prompt asked after the others that share nothing."""
-    measured, seen, findings = context.e2e, {}, []
+    measured = context.e2e
+    seen: dict[str, dict[str, float]] = {}
+    findings: list[Finding] = []
     tp = measured.sizes[-1]
     for name, answers in measured.chunked().items():
         _compare(measured, f"TP{tp}, {name}", measured.record(tp).solo, answers, seen, findings)
@@ -44,7 +48,9 @@ def _compare(
     findings: list[Finding],
 ) -> None:
     clean = measured.limits.schedule
-    spread = distance.spread([distance.between(*distance.until_parted(a, b)) for a, b in zip(alone, other, strict=True)])
+    spread = distance.spread(
+        [distance.between(*distance.until_parted(a, b)) for a, b in zip(alone, other, strict=True)]
+    )
     gaps = [p.gap for p in distance.partings(alone, other)]
     worst = max(gaps, default=0.0) if all(g == g for g in gaps) else float("nan")
     seen[what] = {**spread._asdict(), "gap": worst}

@@ -9,7 +9,7 @@ import json
 import os
 
 #: What was changed, in words; filled by `register`.
-PATCHES = []
+PATCHES: list[str] = []
 
 
 def register():

@@ -1,9 +1,9 @@
 """Known faults, planted in the real engine. A spec is a dict: `kind`, and where it has them `rank`, `layer`, `expert`.
 
-Kinds: `w2` (the shard's start one MXFP4 group late; `parts` says `packed`, `scales` or both), `neighbour` (the next
-rank's W2), `w1` (rows 32 late), `silent` (one rank's part of the routed experts is lost before the sum), `sink` (lost),
-`nan` (logits), `drop` (an expert's W2 is never loaded), `one-token` (answers everything), `unsteady` (every third step
-differs in its last bits), `batch` (a row gets its neighbour's logits), `cache` (blocks are known by their length alone).
+`w2`: the shard starts one MXFP4 group late (`parts`: `packed`, `scales`, or both). `neighbour`: the next rank's W2.
+`w1`: rows 32 late. `silent`: one rank's part of the routed experts is lost before the sum. `sink`: lost. `drop`: an
+expert's W2 is never loaded. `nan`: every logit. `one-token` answers everything. `unsteady`: every third step differs.
+`batch`: a row gets its neighbour's logits. `cache`: blocks of the prefix cache are known by their number alone.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def _changed_source(spec, shard, change):
             loaded_weight = change(loaded_weight, dim, self.moe_config.tp_size, "scale" in weight_name)
         return inner(self, param, loaded_weight, weight_name, shard_id, expert_id, return_success)
 
-    weight_loader.supports_moe_loading = True
+    weight_loader.supports_moe_loading = True  # type: ignore[attr-defined]
     cls.weight_loader = weight_loader
 
 
@@ -129,9 +129,9 @@ def _batch(spec):
 def _cache(spec):
     """The prefix cache's hash of a block forgets which tokens are in it."""
     module = importlib.import_module("vllm.v1.core.kv_cache_utils")
-    inner = module.hash_block_tokens
+    inner = getattr(module, "hash_block_tokens")  # noqa: B009
 
     def hash_block_tokens(function, parent, tokens, extra_keys=None):
         return inner(function, parent, [0] * len(tokens), extra_keys)
 
-    module.hash_block_tokens = hash_block_tokens
+    setattr(module, "hash_block_tokens", hash_block_tokens)  # noqa: B010

@@ -5,6 +5,7 @@ sees. Two more are launched and their results never read by the CPU attention: t
 """
 
 import importlib
+from itertools import pairwise
 
 import torch
 
@@ -34,7 +35,7 @@ def arrange():
         )
         _complete_schedule()
 
-    both._conformance = True
+    both._conformance = True  # type: ignore[attr-defined]
     platform.register_triton_kernel_overrides = classmethod(both)
     return [
         "5 index kernels that exist in Triton alone run as PyTorch (2 of them as nothing: their results are not read)",
@@ -78,7 +79,7 @@ def compressed_slots(
     if dcp_world_size != 1:
         raise NotImplementedError("the harness's CPU plug-in knows no decode context parallelism")
     starts, lengths = query_start_loc_ptr.tolist(), seq_lens_ptr.tolist()
-    for request, (first, last) in enumerate(zip(starts, starts[1:])):  # noqa: B905
+    for request, (first, last) in enumerate(pairwise(starts)):
         if first == last or request >= len(lengths):
             continue
         position = torch.arange(lengths[request] - (last - first), lengths[request])

@@ -28,7 +28,7 @@ def _or_else(compiled, other):
                 raise
             return other(*arguments)
 
-    call._conformance = True
+    call._conformance = True  # type: ignore[attr-defined]
     return call
 
 

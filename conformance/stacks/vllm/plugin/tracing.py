@@ -1,4 +1,4 @@
-"""What goes into and out of every attention and MoE block of one prompt: rank 0 writes it down while FOLDER/on exists."""
+"""What goes into and out of every attention and MoE block of one prompt, from rank 0, while FOLDER/on exists."""
 
 import os
 

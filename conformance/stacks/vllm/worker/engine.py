@@ -5,16 +5,18 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from .problems import Missing, Refused, stacks_words
 from .start import PATCHES, inspect_models_here
 
 _PLUGIN = "conformance_vllm_plugin"
-_engine = {}
+#: The running engine and its trace folder.
+_engine: dict[str, Any] = {}
 
 
 def open_engine(plugin, model, tp, settings, fault):
-    """`plugin`: {module: source}; `settings`: arguments of vLLM's LLM; `fault`: a spec, or nothing. What was patched."""
+    """`plugin`: {module: source}; `settings`: arguments of vLLM's LLM; `fault`: a spec, or none."""
     _install(plugin)
     trace = Path.cwd() / "trace"
     trace.mkdir(exist_ok=True)
@@ -122,7 +124,7 @@ def close_engine():
     llm = _engine.pop("llm", None)
     if llm is not None:
         core = getattr(llm.llm_engine, "engine_core", None)
-        if hasattr(core, "shutdown"):
+        if core is not None and hasattr(core, "shutdown"):
             core.shutdown()
 
 
