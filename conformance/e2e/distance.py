@@ -53,7 +53,7 @@ def exactly(likely: Likely, truth: torch.Tensor) -> torch.Tensor:
 
 
 def spread(differences: Sequence[torch.Tensor]) -> Spread:
-    every = torch.cat([d.flatten() for d in differences]).double()
+    every = torch.cat([torch.empty(0), *(d.flatten() for d in differences)]).double()
     if not len(every) or bool(every.isnan().any()):
         return Spread(len(every), *[float("nan")] * 3)
     ordered = every.sort().values

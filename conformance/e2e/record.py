@@ -51,7 +51,7 @@ class Record(msgspec.Struct):
         for n, likely in enumerate([*self.forced, *([self.long] if self.long else [])]):
             tensors |= _likely(f"forced.{n}" if n < len(self.forced) else "long", likely)
         for name, block in self.blocks.items():
-            tensors |= {f"block.{name}.{side}": t.contiguous() for side, t in block._asdict().items()}
+            tensors |= {f"block.{name}.{side}": t.clone() for side, t in block._asdict().items()}
         text = {"about": msgspec.to_builtins(self.about), "answers": told, "blocks": list(self.blocks)}
         text |= {"notes": self.notes, "ended": self.ended, "forced": len(self.forced)}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def load(path: Path) -> Record:
 
 
 def _likely(name: str, likely: Likely) -> dict[str, Any]:
-    return {f"{name}.ids": likely.ids.contiguous(), f"{name}.values": likely.values.contiguous()}
+    return {f"{name}.ids": likely.ids.clone(), f"{name}.values": likely.values.clone()}
 
 
 def _read(tensors: dict[str, Any], name: str) -> Likely:

@@ -34,11 +34,13 @@ class Likely(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A greedy answer: its tokens, why it ended (`length`, `stop`), and what was likely at each step."""
+    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step, and how many tokens of
+    the prompt came from the prefix cache, where the engine says."""
 
     tokens: list[int]
     finish: str
     likely: Likely
+    cached: int = 0
 
 
 class Block(NamedTuple):

@@ -52,8 +52,9 @@ class ReferenceSession:
                 known[:2] = prompts[number - 1][:2]
             if self._kind == "cache" and self._cached and self._asked:
                 known[:4] = self._asked[-1][:4]
+            known_before = self._cached and list(prompt) in self._asked
             self._asked.append(list(prompt))
-            answers.append(self._answer(known, tokens, top))
+            answers.append(self._answer(known, tokens, top)._replace(cached=len(prompt) if known_before else 0))
         return answers
 
     def _answer(self, known: list[int], tokens: int, top: int) -> Answer:

@@ -36,6 +36,7 @@ def chunked(stack: Stack, context: Context) -> Evidence:
     tp = measured.sizes[-1]
     for name, answers in measured.chunked().items():
         _compare(measured, f"TP{tp}, {name}", measured.record(tp).solo, answers, seen, findings)
+        seen[f"TP{tp}, {name}"]["tokens from the cache"] = sum(a.cached for a in answers)
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
 
 

@@ -77,7 +77,12 @@ def generate(prompts, tokens, top):
     how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
     answers = _engine["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
     return [
-        (list(a.outputs[0].token_ids), str(a.outputs[0].finish_reason), _packed(a.outputs[0].logprobs, top))
+        (
+            list(a.outputs[0].token_ids),
+            str(a.outputs[0].finish_reason),
+            _packed(a.outputs[0].logprobs, top),
+            a.num_cached_tokens or 0,
+        )
         for a in answers
     ]
 

@@ -1,0 +1,40 @@
+"""The layer under the gate: wrong calls, a real stack without a model, and records that an earlier run left."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.errors import UsageError
+from conformance.gate.gate import run_gate
+from conformance.gate.settings import Settings, resolve
+from conformance.gate.verdict import Word
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("several sizes are for --layers e2e alone", {"tp": "2,3"}),
+        ("names a size twice", {"tp": "3,3", "layers": "e2e"}),
+        ("a whole number from 1 to", {"tp": "2,x", "layers": "e2e"}),
+        ("a folder with config.json and", {"model": "/nowhere", "layers": "e2e"}),
+        ("--limits are those of a --model", {"limits": "x.toml", "layers": "e2e"}),
+    ],
+)
+def test_wrong_calls(words, settings):
+    with pytest.raises(UsageError, match=words):
+        resolve(Settings(**settings))
+
+
+def test_without_a_model_a_real_stack_is_not_judged(tmp_path):
+    run = resolve(Settings(stack="vllm", profile="cpu", layers="e2e", run_dir=str(tmp_path / "run")))
+    verdict, _ = run_gate(run, {"e2e.answers"})
+    assert verdict.verdict is Word.INCOMPLETE
+    (result,) = verdict.claims
+    assert result.status == "not-run"
+
+
+def test_the_reference_stack_goes(tmp_path):
+    run = resolve(Settings(profile="cpu", layers="e2e", run_dir=str(tmp_path / "run")))
+    verdict, path = run_gate(run)
+    assert verdict.verdict is Word.GO, [r.reason for r in verdict.claims]
+    assert sorted(p.name for p in (path / "e2e").iterdir()) == ["tp2.safetensors", "tp3.safetensors"]
