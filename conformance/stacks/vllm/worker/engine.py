@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from .problems import Missing, Refused, stacks_words
 from .start import PATCHES, inspect_models_here
 
 _PLUGIN = "conformance_vllm_plugin"
+#: The end of a rank's traceback in the log, and how far back it is looked for.
+_RAISED = re.compile(r"^\(Worker[^)]*\) ERROR [^\]]*\] (\w*(?:Error|Exception): .*)$", re.MULTILINE)
+_LOG_BYTES = 1 << 16
 #: The running engine and its trace folder.
 _engine: dict[str, Any] = {}
 
@@ -37,10 +41,23 @@ def open_engine(plugin, model, tp, settings, fault):
     try:
         _engine["llm"] = vllm.LLM(**given)
     except Exception as error:
-        raise Refused(stacks_words(error)) from error
+        raise Refused(_root_cause(error)) from error
     _engine["trace"] = trace
     entry = sys.modules.get(f"{_PLUGIN}.entry")
     return {"version": vllm.__version__, "patches": patches + (list(entry.PATCHES) if entry else [])}
+
+
+def _root_cause(error):
+    """vLLM's ranks say what went wrong in the log alone; the exception here says no more than that something did."""
+    words = stacks_words(error)
+    try:
+        with open("/proc/self/fd/2", "rb") as log:  # noqa: PTH123
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
+            found = _RAISED.findall(log.read().decode(errors="replace"))
+    except OSError:
+        return words
+    first = next((line for line in found if "root cause" not in line), "")
+    return f"{first} (as a rank has it in the log; {words[:80]})" if first else words
 
 
 def _fork():
