@@ -34,8 +34,8 @@ class Likely(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step, and how many tokens of
-    the prompt came from the prefix cache, where the engine says."""
+    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step, and how many of the
+    prompt's tokens came from the prefix cache, where the engine says."""
 
     tokens: list[int]
     finish: str

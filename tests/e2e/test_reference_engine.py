@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("tp", [1, 3])
 def test_blocks_agree_with_the_reference(folder, tp):
-    """Past 128 tokens, so that a layer of ratio 128 has an entry, and with a learned router. (The indexer has nothing to
-    choose: near-ties would.)"""
+    """Past 128 tokens, so that a layer of ratio 128 has an entry, and with a learned router. The indexer has nothing to
+    choose, or near-ties would decide."""
     tokens = torch.randint(2, 96, (140,), generator=torch.Generator().manual_seed(3))
     model = Model(folder)
     blocks = ReferenceEngine().open(EngineRequest(str(folder), tp)).trace(tokens.tolist())
