@@ -29,6 +29,7 @@ _ENVIRONMENT = {
     "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
     "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",
+    "TMPDIR": "{folder}",  # sockets and rendezvous files go with the worker
 }
 
 
