@@ -57,13 +57,6 @@ class Fault(NamedTuple):
     def layer(self) -> str:
         """Of the claims that must catch it."""
         return self.claims[0].partition(".")[0]
-        if self.plan or self.guard:
-            return "plan"
-        if self.graph:
-            return "graph"
-        if self.engine:
-            return "e2e"
-        return "loader" if self.loader or self.model or self.files else "moe"
 
 
 def _moe(*names: str) -> tuple[str, ...]:
