@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from conformance.e2e import limits
+from conformance.e2e.client import Client, Told
 from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
 from conformance.e2e.record import About, Record, load
+from conformance.e2e.replies import SERVING, spoilt
 from conformance.errors import NotSupported, StackError, StackRefused, UsageError
 from conformance.stacks.engine_protocol import Answer, Engine, EngineRequest, EngineSession
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from references.v4_model import Model
 
 _CONTEXT = 3072
+#: Requests at a time, and how often all prompts are asked so.
+_AT_ONCE, _ROUNDS, _FEW = 8, 4, 8
 #: What is measured of an engine: see Record.
 PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
 
@@ -56,6 +60,7 @@ class Measured:
         self._context = context
         self.prompts: Prompts = prompts(plan.config, context)
         self._records: dict[int, Record | StackError] = {}
+        self._served: Told | StackError | None = None
         self._variants: dict[str, dict[str, list[Answer]] | StackError] = {}
 
     @cached_property
@@ -111,6 +116,27 @@ class Measured:
             raise found
         return found
 
+    def served(self) -> Told:
+        """What the stack's own server at the largest size answers; a planted fault of serving spoils the replies."""
+        tp = self.sizes[-1]
+        fault = self.plan.faults.get(tp) or {}
+        if self.plan.clean and str(fault.get("kind")).startswith(SERVING):
+            return spoilt(self.plan.clean.served(), fault["kind"])
+        if self._served is None:
+            try:
+                server = self._engine().serve(self._request(tp))
+                try:
+                    client = Client(server.url, server.model)
+                    rounds = _ROUNDS if self.prompts.answer > _FEW else 1
+                    self._served = client.everything(self.prompts.short, self.prompts.answer, _AT_ONCE, rounds)
+                finally:
+                    server.close()
+            except StackError as error:
+                self._served = error
+        if isinstance(self._served, StackError):
+            raise self._served
+        return self._served
+
     @cached_property
     def reference(self) -> Model:
         """Raises NotSupported for a model that the references do not implement."""
@@ -147,12 +173,13 @@ class Measured:
     def _about(self, tp: int) -> About:
         return About(self.plan.stack, self._version, self.model, tp, RECIPE)
 
+    def _request(self, tp: int, **options: Any) -> EngineRequest:
+        fault = self.plan.faults.get(tp)
+        return EngineRequest(str(self.plan.folder), tp, context=self._context, fault=fault, **options)
+
     def _open(self, tp: int, **options: Any) -> EngineSession:
-        request = EngineRequest(
-            str(self.plan.folder), tp, context=self._context, fault=self.plan.faults.get(tp), **options
-        )
         try:
-            return self._engine().open(request)
+            return self._engine().open(self._request(tp, **options))
         except StackRefused as refusal:
             raise StackRefused(f"TP{tp}: the engine refuses to start: {refusal}") from None
 

@@ -1178,6 +1178,22 @@ _WRITTEN = (
         _e2e("schedule.chunked"),
         engine=engine("cache"),
     ),
+    Fault("serving-empty", "a 200 with nothing behind it", _e2e("serving.answers"), engine=engine("serving-empty")),
+    Fault("serving-null", "log-probabilities are null", _e2e("serving.answers"), engine=engine("serving-null")),
+    Fault("serving-usage", "usage counts no token", _e2e("serving.answers"), engine=engine("serving-usage")),
+    Fault("serving-forgetful", "asked again, another answer", _e2e("serving.same"), engine=engine("serving-forgetful")),
+    Fault(
+        "serving-rotated",
+        "under load, each request gets another one's answer",
+        _e2e("serving.load"),
+        engine=engine("serving-rotated"),
+    ),
+    Fault(
+        "serving-obliging",
+        "what cannot be served is a 200 with nothing",
+        _e2e("serving.errors"),
+        engine=engine("serving-obliging"),
+    ),
 )
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in _WRITTEN}

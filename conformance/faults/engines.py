@@ -36,6 +36,10 @@ NEEDS: dict[str, frozenset[str]] = {
     "e2e.reference.blocks": frozenset({"blocks"}),
     "e2e.schedule.batch": frozenset({"solo", "batch"}),
     "e2e.schedule.chunked": frozenset({"solo"}),
+    "e2e.serving.answers": frozenset(),
+    "e2e.serving.same": frozenset({"solo"}),
+    "e2e.serving.load": frozenset(),
+    "e2e.serving.errors": frozenset(),
 }
 
 

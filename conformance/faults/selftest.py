@@ -16,6 +16,7 @@ from conformance import catalogue, geometry
 from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
+from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
@@ -305,7 +306,7 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
     stack, target = bench.stack, bench.target
     context = _context(bench, fault, clean_context)
     kinds = getattr(stack.engine(), "kinds", ()) if fault.engine and hasattr(stack, "engine") else ()
-    plantable = not fault.engine or fault.engine.kind in kinds
+    plantable = not fault.engine or fault.engine.kind in kinds or fault.engine.kind.startswith(SERVING)
     statuses = _statuses(stack, context, _looked_at([fault])) if plantable else {}
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]
     passes_clean = {i for i, (status, _) in clean.items() if status is Status.PASS}

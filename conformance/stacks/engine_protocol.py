@@ -68,9 +68,22 @@ class EngineSession(Protocol):
         """How the engine ended, in words; empty if it ended well. What it answered before stays valid."""
 
 
+class Served(Protocol):
+    """A running OpenAI-compatible server on loopback, that takes prompts as token ids. `model`: its name there."""
+
+    url: str
+    model: str
+
+    def close(self) -> str:
+        """As EngineSession.close."""
+
+
 class Engine(Protocol):
     #: Faults that it can plant in itself.
     kinds: tuple[str, ...]
 
     def open(self, request: EngineRequest) -> EngineSession:
         """Raises StackRefused with the stack's words, StackMissing, NotSupported, StackCrashed, StackTimeout."""
+
+    def serve(self, request: EngineRequest) -> Served:
+        """The stack's own server. Raises as `open` does."""

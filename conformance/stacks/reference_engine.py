@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from conformance.errors import NotSupported
 from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
 from conformance.stacks.reference_forward import Forward, watched
 from conformance.stacks.reference_shards import Shards, read
+
+if TYPE_CHECKING:
+    from conformance.stacks.reference_server import ReferenceServer
 
 #: Faults that this engine can plant in itself.
 KINDS = (
@@ -28,6 +32,11 @@ class ReferenceEngine:
 
     def open(self, request: EngineRequest) -> ReferenceSession:
         return ReferenceSession(request)
+
+    def serve(self, request: EngineRequest) -> ReferenceServer:
+        from conformance.stacks.reference_server import ReferenceServer
+
+        return ReferenceServer(request)
 
 
 class ReferenceSession:

@@ -20,6 +20,8 @@ _HERE = Path(__file__).parent
 KINDS = ("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "one-token", "unsteady", "batch", "cache")
 _START_SECONDS = 600.0
 _KV_BYTES = 256 << 20
+#: A server keeps its metrics.
+_NOT_SERVED = ("disable_log_stats",)
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -42,10 +44,16 @@ class VllmEngine:
         self._options = options
 
     def open(self, request: EngineRequest) -> VllmSession:
+        return VllmSession(self._worker(), request)
+
+    def serve(self, request: EngineRequest) -> VllmServer:
+        return VllmServer(self._worker(), request)
+
+    def _worker(self) -> Worker:
         o = self._options
         python = interpreter.resolve(o.python, "--vllm-python")
         source = interpreter.checkout(o.source, "vllm", "--vllm-source")
-        worker = Worker(
+        return Worker(
             WorkerSpec(
                 name="vllm_engine",
                 python=python,
@@ -58,7 +66,41 @@ class VllmEngine:
                 start_timeout=o.start_timeout,
             )
         )
-        return VllmSession(worker, request)
+
+
+class VllmServer:
+    """See engine_protocol.Served: `vllm serve`'s own entry point, in processes of its own."""
+
+    model = "model"
+
+    def __init__(self, worker: Worker, request: EngineRequest):
+        self._worker = worker
+        settings = {key: value for key, value in _settings(request).items() if key not in _NOT_SERVED}
+        try:
+            port = worker.call(
+                "serve",
+                timeout=_START_SECONDS + 30,
+                plugin=sources(_HERE / "plugin"),
+                model=str(Path(request.model).absolute()),
+                tp=request.tp,
+                settings=settings,
+                fault=request.fault,
+                seconds=_START_SECONDS,
+            )
+        except BaseException:
+            worker.close()
+            raise
+        self.url = f"http://127.0.0.1:{port}"
+
+    def close(self) -> str:
+        try:
+            if self._worker.alive:
+                self._worker.call("stop", timeout=60.0)
+        except StackError as error:
+            return one_line(error)
+        finally:
+            self._worker.close()
+        return ""
 
 
 class VllmSession:

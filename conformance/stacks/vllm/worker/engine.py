@@ -16,12 +16,12 @@ _PLUGIN = "conformance_vllm_plugin"
 _RAISED = re.compile(r"^\(Worker[^)]*\) ERROR [^\]]*\] (\w*(?:Error|Exception): .*)$", re.MULTILINE)
 _LOG_BYTES = 1 << 16
 #: The running engine and its trace folder.
-_engine: dict[str, Any] = {}
+RUNNING: dict[str, Any] = {}
 
 
 def open_engine(plugin, model, tp, settings, fault):
     """`plugin`: {module: source}; `settings`: arguments of vLLM's LLM; `fault`: a spec, or none."""
-    _install(plugin)
+    install(plugin)
     trace = Path.cwd() / "trace"
     trace.mkdir(exist_ok=True)
     os.environ |= {"CONFORMANCE_ENGINE_TRACE": str(trace)}
@@ -39,10 +39,10 @@ def open_engine(plugin, model, tp, settings, fault):
         patches = _fork() + PATCHES
     given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
     try:
-        _engine["llm"] = vllm.LLM(**given)
+        RUNNING["llm"] = vllm.LLM(**given)
     except Exception as error:
         raise Refused(_root_cause(error)) from error
-    _engine["trace"] = trace
+    RUNNING["trace"] = trace
     entry = sys.modules.get(f"{_PLUGIN}.entry")
     return {"version": vllm.__version__, "patches": patches + (list(entry.PATCHES) if entry else [])}
 
@@ -72,7 +72,7 @@ def _fork():
     return ["ranks are forked from the process that imported vLLM, not spawned: they share what it imported"]
 
 
-def _install(plugin):
+def install(plugin):
     """Modules and entry point in a folder of ours, first on the path of this process and of all that follow."""
     home = Path.cwd() / "plugin"
     package, info = home / _PLUGIN, home / f"{_PLUGIN}-1.dist-info"
@@ -92,7 +92,7 @@ def generate(prompts, tokens, top):
     from vllm import SamplingParams
 
     how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
-    answers = _engine["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
+    answers = RUNNING["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
     return [
         (
             list(a.outputs[0].token_ids),
@@ -109,7 +109,7 @@ def score(sequence, top):
     from vllm import SamplingParams
 
     how = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
-    (answer,) = _engine["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+    (answer,) = RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
     return _packed(answer.prompt_logprobs[1:], top)
 
 
@@ -117,13 +117,13 @@ def trace(sequence):
     """Run one prompt with tracing on; the folder of safetensors files, one a block, that rank 0 wrote."""
     from vllm import SamplingParams
 
-    folder = _engine["trace"]
+    folder = RUNNING["trace"]
     for old in folder.glob("*.safetensors"):
         old.unlink()
     (folder / "on").touch()
     try:
         how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        _engine["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+        RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
     finally:
         (folder / "on").unlink()
     return str(folder)
@@ -143,14 +143,28 @@ def _packed(steps, top):
 
 def close_engine():
     """Let the engine end its processes."""
-    llm = _engine.pop("llm", None)
+    llm = RUNNING.pop("llm", None)
     if llm is not None:
         core = getattr(llm.llm_engine, "engine_core", None)
         if core is not None and hasattr(core, "shutdown"):
             core.shutdown()
 
 
+def serve(**request):
+    from . import serving
+
+    return serving.serve(**request)
+
+
+def stop():
+    from . import serving
+
+    serving.stop()
+
+
 CALLS = {
+    "serve": serve,
+    "stop": stop,
     "open_engine": open_engine,
     "generate": generate,
     "score": score,

@@ -1,0 +1,78 @@
+"""vLLM's own OpenAI-compatible server, as a child of this worker: it ends with the worker's group."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from . import engine
+from .problems import Missing, Refused, stacks_words
+
+MODEL = "model"
+_POLL = 0.5
+_LAST = 400
+
+
+def serve(plugin, model, tp, settings, fault, seconds):
+    """Start it on a free port of loopback, and wait until it is healthy: its port."""
+    engine.install(plugin)
+    if fault:
+        os.environ["CONFORMANCE_ENGINE_FAULT"] = json.dumps(fault)
+    try:
+        import torch
+    except Exception as error:
+        raise Missing(stacks_words(error)) from error
+    if not torch.cuda.is_available():
+        os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    named = {"model": model, "served-model-name": MODEL, "host": "127.0.0.1", "port": port}
+    named |= {"tensor-parallel-size": tp, "distributed-executor-backend": "mp"}
+    words = [word for key, value in (named | settings).items() for word in _words(key, value)]
+    log = Path.cwd() / "server.log"
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    engine.RUNNING["server"] = child
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            last = " ".join(log.read_text(errors="replace")[-_LAST:].split())
+            raise Refused(f"the server ended with {child.returncode} before it was healthy: {last}")
+        if _healthy(port):
+            return port
+        time.sleep(_POLL)
+    raise RuntimeError(f"the server was not healthy within {seconds:g} s; start it alone to see why")
+
+
+def _words(key, value):
+    flag = f"--{key.replace('_', '-')}"
+    if value is True:
+        return [flag]
+    if value is False:
+        return [f"--no-{key.replace('_', '-')}"]
+    return [flag, str(value)]
+
+
+def _healthy(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def stop():
+    """Ask it to end; what stays ends with this worker."""
+    child = engine.RUNNING.pop("server", None)
+    if child is not None:
+        child.terminate()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
