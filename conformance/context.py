@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 VIRTUAL_TP_MODELS = ("deepseek_v4",)
 
 
+#: Hidden size of the largest model that is computed in full precision beside an engine.
+LARGEST_REFERENCE = 1024
+
+
 class Combination(NamedTuple):
     """What a guard is asked about, at the run's geometry and tensor-parallel size. `capability` None: no CUDA."""
 
@@ -118,6 +122,10 @@ class Target(msgspec.Struct, frozen=True):
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
+            "small-model": ""
+            if not self.model or g.hidden_size <= LARGEST_REFERENCE
+            else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint of "
+            "the same layout beside this one",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from conformance.context import LARGEST_REFERENCE
 from conformance.e2e import limits
 from conformance.e2e.client import Client, Told
 from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
@@ -144,8 +145,8 @@ class Measured:
 
         if self.plan.config.get("model_type") != "deepseek_v4":
             raise NotSupported(f"no reference implementation of {self.plan.config.get('model_type')}")
-        if (self.plan.config.get("hidden_size") or 0) > 1024:
-            raise NotSupported("the reference implementation takes small checkpoints alone (hidden size up to 1024)")
+        if (self.plan.config.get("hidden_size") or 0) > LARGEST_REFERENCE:
+            raise NotSupported(f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}")
         return Model(self.plan.folder)
 
     @cached_property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from conformance import catalogue, geometry
+from conformance.context import Target
 from conformance.errors import UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
@@ -31,6 +34,16 @@ def test_without_a_model_a_real_stack_is_not_judged(tmp_path):
     assert verdict.verdict is Word.INCOMPLETE
     (result,) = verdict.claims
     assert result.status == "not-run"
+
+
+def test_a_model_too_large_for_the_reference_is_told_before_the_run():
+    large = Target(
+        geometry.load("deepseek-v4-flash"), 3, "cpu", None, None, (32,), (32,), model="somewhere", sizes=(2, 3)
+    )
+    needing = {c.id for c in catalogue.claims().values() if c.layer == "e2e" and c.not_applicable(large)}
+    assert needing == {"e2e.reference.logprobs", "e2e.reference.blocks"}
+    small = msgspec.structs.replace(large, model="")
+    assert not any(c.not_applicable(small) for c in catalogue.claims().values() if c.layer == "e2e")
 
 
 def test_the_reference_stack_goes(tmp_path):

@@ -1,0 +1,92 @@
+"""The client against servers: ours, one that lies, and none."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from conformance.e2e import opening
+from conformance.e2e.client import Client
+from conformance.stacks.engine_protocol import EngineRequest
+from conformance.stacks.reference_server import ReferenceServer
+from suites.e2e.test_serving import _wrong
+
+
+class Liar(BaseHTTPRequestHandler):
+    """200 to everything, with the class's body."""
+
+    body = b""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def liar() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Liar)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [
+        (b"", "0, finish reason"),
+        (b"{}", "0, finish reason"),
+        (b"[1, 2]", "0, finish reason"),
+        (b'{"choices": []}', "0, finish reason"),
+        (b'{"choices": [{"token_ids": [1, 2], "finish_reason": "length"}]}', "0 of 0"),
+        (
+            json.dumps(
+                {
+                    "choices": [
+                        {
+                            "token_ids": [1, 2],
+                            "finish_reason": "length",
+                            "logprobs": {"token_logprobs": [float("nan"), None]},
+                        }
+                    ],
+                    "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+                }
+            ).encode(),
+            "0 of 2",
+        ),
+    ],
+)
+def test_a_200_with_nothing_is_no_answer(monkeypatch, liar, body, got):
+    monkeypatch.setattr(Liar, "body", body)
+    reply = Client(liar, "m").complete([1, 2, 3], 2)
+    assert any(told.startswith(got) for _, told in _wrong(reply, 3, 2)), _wrong(reply, 3, 2)
+
+
+def test_no_server_is_no_status():
+    reply = Client("http://127.0.0.1:9", "m").complete([1], 2)
+    assert reply.status == 0 and "refused" in reply.error
+    assert _wrong(reply, 1, 2)
+
+
+def test_the_reference_server_answers_refuses_and_is_gone_when_closed():
+    server = ReferenceServer(EngineRequest(str(opening.small()), 2, context=64))
+    client = Client(server.url, server.model)
+    told = client.everything([[5, 6, 7], [8, 9]], 2, at_once=2, rounds=1)
+    assert [_wrong(r, n, 2) for r, n in zip(told.alone, (3, 2), strict=True)] == [[], []]
+    assert told.alone == told.again == told.together
+    assert {r.status for r in told.bad.values()} == {400, 404} and told.health == 200 and told.metrics
+    server.close()
+    assert client.complete([5], 1).status == 0
