@@ -124,8 +124,8 @@ class Target(msgspec.Struct, frozen=True):
             "layout": self._keeps_layout(),
             "small-model": ""
             if not self.model or g.hidden_size <= LARGEST_REFERENCE
-            else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint of "
-            "the same layout beside this one",
+            else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
+            "of the same layout beside this one",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""

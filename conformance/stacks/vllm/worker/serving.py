@@ -37,7 +37,8 @@ def serve(plugin, model, tp, settings, fault, seconds):
     log = Path.cwd() / "server.log"
     with log.open("wb") as out:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
     engine.RUNNING["server"] = child
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
