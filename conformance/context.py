@@ -103,6 +103,7 @@ class Target(msgspec.Struct, frozen=True):
         """Why a claim with this need does not apply to this run, known before it starts; empty if it applies."""
         g = self.geometry
         virtual = bool(expected.needs_virtual_tp(g, self.tp))
+        uncut = "expert parallelism cuts no expert" if virtual else "nothing needs virtual TP"
         reasons = {
             "capability": "" if self.capability else "the profile has no CUDA capability",
             "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
@@ -116,8 +117,8 @@ class Target(msgspec.Struct, frozen=True):
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""
-            if virtual or self.expert_parallel
-            else "the profile lists no expert parallelism, and nothing needs virtual TP",
+            if self.expert_parallel or expected.needs_virtual_tp(g, self.tp, expert_parallel=True)
+            else f"the profile lists no expert parallelism, and {uncut}",
         }
         return reasons[need]
 
@@ -217,9 +218,9 @@ class Context:
         return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
 
     @property
-    def virtual(self) -> bool:
-        """Does this tensor-parallel size need virtual TP, whatever padding a kernel adds?"""
-        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+    def virtual_beside_experts(self) -> bool:
+        """Does it need virtual TP under expert parallelism too, which deals experts out whole?"""
+        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp, expert_parallel=True))
 
     def plan(self, force: bool = False) -> PlanOutcome:
         """The stack's answer to the configuration; with `force`, the plan it would make without its guard."""

@@ -120,9 +120,9 @@ _OTHER_ATTENTION = ("FLASHMLA_SPARSE_DSV4", "FLASH_ATTN", "TRITON_MLA")
 _OTHER_MOE = ("deep_gemm", "deep_gemm_mega_moe", "marlin")
 
 
-def head_step(heads: int, groups: int, tp: int) -> int:
-    """Heads are given out one by one where every rank gets whole ones anyway, else by eights."""
-    return 8 if heads % tp or groups % tp else 1
+def head_step(heads: int, groups: int, channels: int, tp: int) -> int:
+    """Heads are given out one by one where every rank gets whole ones of all anyway, else by eights."""
+    return 8 if heads % tp or groups % tp or channels % (32 * tp) else 1
 
 
 class ReferencePlanner:
@@ -141,9 +141,12 @@ class ReferencePlanner:
 
     def plan(self, request: PlanRequest) -> PlanOutcome:
         g, tp = request.geometry, request.tp
-        axes = {"routed": _share(g.intermediate, tp, 32)}
+        whole = Axis(g.intermediate, g.intermediate, g.intermediate)  # expert parallelism cuts no expert
+        axes = {"routed": whole if request.expert_parallel else _share(g.intermediate, tp, 32)}
         if g.output_groups:
-            heads = axes["heads"] = _share(g.attention_heads, tp, head_step(g.attention_heads, g.output_groups, tp))
+            cut = 0 if request.expert_parallel else g.intermediate
+            step = head_step(g.attention_heads, g.output_groups, cut, tp)
+            heads = axes["heads"] = _share(g.attention_heads, tp, step)
             heads_in_group = g.attention_heads // g.output_groups
             groups = [size / heads_in_group for size in (g.attention_heads, heads.padded, heads.per_rank)]
             if not all(n.is_integer() for n in groups):

@@ -24,7 +24,7 @@ def answer(model, tp, capability, attention, moe, expert_parallel):
     except Refused as error:
         later = {"padding": virtual_tp.deed(drafted), "axes": axes(drafted, before, tp)}
         return seen | later | {"outcome": "refused", "message": str(error)}
-    outcome, message = planning.accepted_or_ignored(drafted, before, tp)
+    outcome, message = planning.accepted_or_ignored(drafted, before, tp, expert_parallel)
     seen |= {"padding": virtual_tp.deed(drafted), "axes": axes(drafted, before, tp)}
     return seen | {"outcome": outcome, "message": message}
 
