@@ -28,6 +28,7 @@ from conformance.stacks.protocols import (
     ShardLoader,
     Vetted,
 )
+from hardware_profiles.compiled import arch, families
 
 if TYPE_CHECKING:
     from conformance.checkpoint.folder import Files
@@ -114,6 +115,7 @@ class Target(msgspec.Struct, frozen=True):
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
+            "attention-sources": self._attention_binary(),
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""
@@ -121,6 +123,15 @@ class Target(msgspec.Struct, frozen=True):
             else f"the profile lists no expert parallelism, and {uncut}",
         }
         return reasons[need]
+
+    def _attention_binary(self) -> str:
+        """Why the attention kernels are none that FlashInfer compiles from sources of sparse MLA."""
+        known = families(arch(self.capability)) if self.capability else None
+        if known is None or known.attention is None:
+            return "attention kernels for this capability come as binaries, not as sources to compile"
+        if self.attention != "FLASHINFER_MLA_SPARSE_DSV4":
+            return f"{self.attention} attention is not FlashInfer's sparse MLA"
+        return ""
 
     def _keeps_layout(self) -> str:
         if self.layout == "as loaded":

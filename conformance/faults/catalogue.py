@@ -943,7 +943,7 @@ _WRITTEN = (
     Fault(
         "compile-other-target",
         "the binary is for another GPU than the profile's",
-        _moe("compile.target", "compile.cute", "compile.triton"),
+        (*_moe("compile.target", "compile.cute", "compile.triton"), "attention.compile.target"),
         moe=compiled.other_target,
     ),
     Fault(
@@ -956,19 +956,19 @@ _WRITTEN = (
     Fault(
         "compile-no-product",
         "the kernel's body was pruned: it compiles, and multiplies nothing",
-        _moe("compile.mma", "compile.cute", "compile.triton"),
+        (*_moe("compile.mma", "compile.cute", "compile.triton"), "attention.compile.mma"),
         moe=compiled.no_product,
     ),
     Fault(
         "compile-more-spills",
         "a thread spills more than recorded for this toolchain",
-        _moe("compile.baseline"),
+        (*_moe("compile.baseline"), "attention.compile.baseline"),
         moe=compiled.more_spills,
     ),
     Fault(
         "compile-registers",
         "a block's threads take more registers than there are",
-        _moe("compile.baseline", "compile.cute"),
+        (*_moe("compile.baseline", "compile.cute"), "attention.compile.baseline"),
         moe=compiled.registers,
     ),
     Fault(
@@ -989,6 +989,24 @@ _WRITTEN = (
         "the oversize tile is refused for something else than its size",
         _moe("compile.oversize"),
         moe=compiled.refused_for_else,
+    ),
+    Fault(
+        "compile-attention-refused",
+        "the toolchain refuses the decode kernel",
+        tuple(f"attention.compile.{name}" for name in ("target", "mma", "block", "baseline")),
+        moe=compiled.attention_refused,
+    ),
+    Fault(
+        "compile-attention-upcast",
+        "the cache's FP8 values are upcast and multiplied in BF16",
+        ("attention.compile.mma",),
+        moe=compiled.cache_upcast,
+    ),
+    Fault(
+        "compile-attention-oversize",
+        "prefill's launch asks for more shared memory than there is",
+        ("attention.compile.block",),
+        moe=compiled.attention_oversize,
     ),
     Fault("moe-race", "every other call differs in one bit", _moe("repeat.bitwise"), "FlashInfer #5438", moe=moe.race),
     Fault(

@@ -56,7 +56,7 @@ def _deed(outcome: PlanOutcome) -> str:
 @claim("plan.draft.guard")
 def guard(stack: Stack, context: Context) -> Evidence:
     """Vetted pairs with a draft are accepted; for every other pair, for vetted pairs on other platforms, for expert
-    parallelism (where it leaves axes to pad) and MegaMoE, the configuration is refused and the draft's own is not padded.
+    parallelism (where axes stay to pad) and MegaMoE, the configuration is refused, the draft's own not padded.
     """
     t = context.target
     own = [Combination(attention, moe, t.capability, draft=True) for attention, moe in t.vetted_here]

@@ -142,7 +142,7 @@ ODD = msgspec.structs.replace(FLASH, name="odd", intermediate=2080)  # 65 scale 
 @pytest.mark.parametrize("model", [FLASH, ODD])
 @pytest.mark.parametrize(("outcome", "due"), [("accepted", "pass"), ("refused", "fail"), ("ignored", "fail")])
 def test_expert_parallelism_cuts_no_expert(model, outcome, due):
-    """TP2 would cut a scale group of 2080 channels; dealt out whole they need no padding: to be accepted, not refused."""
+    """TP2 would cut a scale group of 2080 channels; dealt out whole they need no padding, and no refusal."""
     planner = _Planner(PlanOutcome(outcome, "why"))
     assert _status("plan.guard.expert_parallel", planner, 2, model, expert_parallel=True)[0] == due
     assert _status("plan.guard.expert_parallel", planner, 3, model, expert_parallel=True)[0] == REFUSED[outcome]
