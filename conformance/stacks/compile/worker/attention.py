@@ -13,7 +13,7 @@ from .problems import Unfit, Unsupported
 
 _ROOT = "flashinfer/attention/sparse_mla_sm120"
 _HEADS = 32
-#: name -> (header, what is kept, shared bytes, threads). Source: FlashInfer 0.7.2, execution/{decode,prefill}_launch.cuh
+#: name -> (header, what is kept, shared bytes, threads). Source: FlashInfer 0.7.2, execution/*_launch.cuh
 #: and csrc/sparse_mla_sm120/attention_resolve.cu.
 _UNITS = {
     f"sparse MLA decode, {_HEADS} heads": (
