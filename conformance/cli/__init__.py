@@ -28,8 +28,9 @@ app.command("selftest")(selftest.selftest)
 app.command("fuzz")(fuzz.fuzz)
 app.command("map")(map.map_command)
 app.command("drift")(drift.drift)
-for command in (runs.report, runs.diff, runs.verify):
-    app.command()(command)
+app.command()(runs.report)
+app.command()(runs.diff)
+app.command()(runs.verify)
 for command in (inspect.explain, inspect.claims, inspect.profiles, inspect.stacks, inspect.doctor):
     app.command()(command)
 

@@ -943,7 +943,7 @@ _WRITTEN = (
     Fault(
         "compile-other-target",
         "the binary is for another GPU than the profile's",
-        (*_moe("compile.target", "compile.cute", "compile.triton"), "attention.compile.target"),
+        _moe("compile.target", "compile.cute", "compile.triton"),
         moe=compiled.other_target,
     ),
     Fault(
@@ -956,19 +956,19 @@ _WRITTEN = (
     Fault(
         "compile-no-product",
         "the kernel's body was pruned: it compiles, and multiplies nothing",
-        (*_moe("compile.mma", "compile.cute", "compile.triton"), "attention.compile.mma"),
+        _moe("compile.mma", "compile.cute", "compile.triton"),
         moe=compiled.no_product,
     ),
     Fault(
         "compile-more-spills",
         "a thread spills more than recorded for this toolchain",
-        (*_moe("compile.baseline"), "attention.compile.baseline"),
+        _moe("compile.baseline"),
         moe=compiled.more_spills,
     ),
     Fault(
         "compile-registers",
         "a block's threads take more registers than there are",
-        (*_moe("compile.baseline", "compile.cute"), "attention.compile.baseline"),
+        _moe("compile.baseline", "compile.cute"),
         moe=compiled.registers,
     ),
     Fault(
@@ -1001,6 +1001,24 @@ _WRITTEN = (
         "the cache's FP8 values are upcast and multiplied in BF16",
         ("attention.compile.mma",),
         moe=compiled.cache_upcast,
+    ),
+    Fault(
+        "compile-attention-target",
+        "the attention kernels are binaries for another GPU",
+        ("attention.compile.target",),
+        moe=compiled.other_target,
+    ),
+    Fault(
+        "compile-attention-no-product",
+        "an attention kernel's body was pruned: it multiplies nothing",
+        ("attention.compile.mma",),
+        moe=compiled.no_product,
+    ),
+    Fault(
+        "compile-attention-spills",
+        "a thread of decode spills more than recorded for this toolchain",
+        ("attention.compile.baseline",),
+        moe=compiled.more_spills,
     ),
     Fault(
         "compile-attention-oversize",

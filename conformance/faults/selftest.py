@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -63,6 +63,8 @@ class Planted(msgspec.Struct):
     fails_clean: list[str]
     also: list[str]
     outcome: str
+    #: Why nothing was planted, where the process that should have done it ended.
+    reason: str = ""
 
 
 class Report(msgspec.Struct):
@@ -81,23 +83,18 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
-    target = _target(stack_name, backend or BACKEND)
-    padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
-    own = hardware_profiles.backends()[target.backend].arithmetic
-    arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
-    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
-    stack = registry.open_stack(stack_name, emulated)
-    worlds = Worlds(stack_name, emulated)
+    _target(stack_name, backend or BACKEND)
+    if registry.is_foreign(stack_name):
+        from conformance.faults.selftest_apart import Apart
+
+        bench: Bench | Apart = Apart(stack_name, options, only, backend)
+    else:
+        bench = Bench(stack_name, options, only, backend)
     try:
-        chosen = [FAULTS[i] for i in only or FAULTS]
-        files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        bench = Bench(stack, RememberedPlanner(offered(stack, "planner")), target, worlds, files)
-        context = _context(bench)
-        clean = _statuses(stack, context, _looked_at(chosen) if only else _all_claims(chosen))
-        planted = [_plant(bench, fault, clean, context) for fault in chosen]
+        planted = [bench.plant(name) for name in only or FAULTS]
+        clean = bench.clean
     finally:
-        worlds.close()
-        stack.close()
+        bench.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
     outcomes = [p.outcome for p in planted]
     counts = {word: outcomes.count(word) for word in OUTCOMES}
@@ -152,14 +149,46 @@ def _files() -> Files:
     return folder.read(str(made))
 
 
-class Bench(NamedTuple):
-    """What faults are planted in. `planner` remembers answers, `worlds` keeps rank processes."""
+class Bench:
+    """What faults are planted in. `planner` remembers answers, `worlds` keeps rank processes.
 
-    stack: Stack
-    planner: PlanBuilder
-    target: Target
-    worlds: Worlds
-    files: Files | None
+    `clean`: what the claims that the faults `only` (all: none named) look at say of the stack as it is; measured here
+    unless it is known. Raises what opening the stack raises.
+    """
+
+    def __init__(
+        self,
+        stack_name: str,
+        options: StackOptions,
+        only: list[str],
+        backend: str | None,
+        clean: Statuses | None = None,
+    ):
+        self.target = _target(stack_name, backend or BACKEND)
+        padding = {"intermediate": self.target.intermediate_roundings[0], "hidden": self.target.hidden_roundings[0]}
+        own = hardware_profiles.backends()[self.target.backend].arithmetic
+        arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
+        emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=self.target.vetted)
+        chosen = [FAULTS[i] for i in only or FAULTS]
+        needed = any(claim.startswith("loader.files.") for fault in chosen for claim in fault.claims)
+        self.files = _files() if needed else None
+        self.stack: Stack = registry.open_stack(stack_name, emulated)
+        self.worlds = Worlds(stack_name, emulated)
+        try:
+            self.planner: PlanBuilder = RememberedPlanner(offered(self.stack, "planner"))
+            self._context = _context(self)
+            looked_at = _looked_at(chosen) if only else _all_claims(chosen)
+            self.clean = clean or _statuses(self.stack, self._context, looked_at)
+        except BaseException:
+            self.close()
+            raise
+
+    def plant(self, fault: str) -> Planted:
+        return _plant(self, FAULTS[fault], self.clean, self._context)
+
+    def close(self) -> None:
+        self.worlds.close()
+        self.stack.close()
 
 
 def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = None) -> Context:
