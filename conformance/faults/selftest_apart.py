@@ -19,7 +19,7 @@ _SECONDS = 1800.0
 
 
 class Apart:
-    """As selftest.Bench. Raises what opening the stack raises; StackCrashed, StackTimeout where its clean run ends it."""
+    """As selftest.Bench. Raises what opening the stack raises; StackCrashed, StackTimeout where a clean run ends it."""
 
     def __init__(self, stack_name: str, options: StackOptions, only: list[str], backend: str | None):
         self._call = {"stack": stack_name, "options": msgspec.json.encode(options), "only": only, "backend": backend}

@@ -21,7 +21,7 @@ from .start import accepted_arguments
 layers = Table("layer")
 
 
-#: What a vLLM with virtual TP asks the model for, to pick the layer's quantization method: its type, and the plan (none).
+#: What a vLLM with virtual TP asks the model for: its type (by which it picks a quantization method), and its plan.
 _MODEL = SimpleNamespace(
     hf_config=SimpleNamespace(model_type="deepseek_v4"), hf_text_config=SimpleNamespace(model_type="deepseek_v4")
 )
