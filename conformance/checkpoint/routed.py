@@ -1,18 +1,15 @@
 """Routed experts from the files: each loaded on every rank, read back, and compared with the file's own bytes.
 
 One slot of one layer serves all experts in turn: which slot an expert lands in is another claim's subject. So memory is
-two experts', however large the files are: one is read while the other is loaded and compared.
+one expert's, however large the files are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.checkpoint.folder import Files
 from conformance.checkpoint.header import Entry
@@ -32,7 +29,6 @@ _ALIGNMENT = 64
 #: A byte pattern that no expert leaves behind everywhere: what was in the slot before the first one.
 _BEFORE = 0xA5
 
-T = TypeVar("T")
 Expert = tuple[str, int]
 #: (shard, weight or scale): w1's scales are ("w1", "scale").
 Part = tuple[str, str]
@@ -86,15 +82,10 @@ def verify(context: Context, most_wrong: int = 16) -> Verified:
         stack.callback(reader.close)
         ranks = [stack.enter_context(_Rank(context, rank)) for rank in context.ranks]
         room = max(map(_room, todo.values()))
-        buffers = ranks[0].layer.allocate(2 * room).split(room)
-        thread = stack.enter_context(ThreadPoolExecutor(1))  # left first: its last read ends before the buffers do
+        buffer = ranks[0].layer.allocate(room)
         # One parameter at a time, so that it is still in the cache when the ranks come to it.
-        parameters = [(parameter, parts) for parts in todo.values() for parameter in SHARDS]
-        read = [
-            partial(_sources, parameter, parts, buffers[index % 2], reader)
-            for index, (parameter, parts) in enumerate(parameters)
-        ]
-        for (parameter, _), sources in zip(parameters, _ahead(thread, read), strict=True):
+        for parameter, parts in ((parameter, parts) for parts in todo.values() for parameter in SHARDS):
+            sources = _sources(parameter, parts, buffer, reader)
             for one in ranks:
                 wrong += one.differences(parameter, sources)
             names += [source.name for source in sources.values()]
@@ -102,17 +93,6 @@ def verify(context: Context, most_wrong: int = 16) -> Verified:
             if len(wrong) >= most_wrong:
                 break
     return Verified(names, nbytes, wrong)
-
-
-def _ahead(thread: ThreadPoolExecutor, jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What the jobs return, in order; the next one runs in the thread meanwhile."""
-    running = None
-    for job in jobs:
-        due, running = running, thread.submit(job)
-        if due is not None:
-            yield due.result()
-    if running is not None:
-        yield running.result()
 
 
 class _Source(NamedTuple):
