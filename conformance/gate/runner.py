@@ -141,6 +141,9 @@ class Runner:
                 selection=getattr(stack, "selection", None),
                 graphs=getattr(stack, "graph", None),
                 compiler=getattr(stack, "compiler", None),
+                quantizer=getattr(stack, "quantizer", None),
+                gemm=getattr(stack, "gemm", None),
+                linear=getattr(stack, "linear", None),
             )
         return self._contexts[stack.name]
 
