@@ -82,7 +82,7 @@ class ReferenceLinear:
         y = dequantize("nvfp4", q.codes, q.scales) * q.global_scale @ handle.matrix.mT
         if handle.bias is not None:
             y = y + handle.bias.float()
-        return y.to(torch.bfloat16).view(*x.shape[:-1], -1)
+        return y.to(torch.bfloat16).view(*x.shape[:-1], len(handle.matrix))
 
     def close(self, handle: _Linear) -> None:
         pass

@@ -171,7 +171,9 @@ def _dequantize(stack: Stack, context: Context, format: Format) -> Evidence:
     exact.same("blocks that are not finite", number, spoilt | plain_nan)
     if rules.e8m0_nan == "nan":
         whole = got.isnan().unflatten(1, (-1, 32)).all(-1)
-        exact.true("the block under 0xFF", bool(whole[1, 2]), "NaN, all of it", str(got.unflatten(1, (-1, 32))[1, 2, :4]))
+        exact.true(
+            "the block under 0xFF", bool(whole[1, 2]), "NaN, all of it", str(got.unflatten(1, (-1, 32))[1, 2, :4])
+        )
     return exact.evidence("value = element * 2^(byte - 127)")
 
 

@@ -1,0 +1,33 @@
+"""The seams of the quant layer: any method of a quantiser, a grouped GEMM or a linear layer may be another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+
+class QuantFault(NamedTuple):
+    """Each maps a method's name to what is called in its place, the clean object first: `hook(inner, *arguments)`. A
+    class is a hook that remembers, made anew for each planting."""
+
+    quantizer: dict[str, Callable[..., Any]] = {}
+    gemm: dict[str, Callable[..., Any]] = {}
+    linear: dict[str, Callable[..., Any]] = {}
+
+    def planted(self, part: str, opened: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """What opens that part of a stack, with the fault in it."""
+        hooks: dict[str, Callable[..., Any]] = getattr(self, part)
+        if not hooks or opened is None:
+            return opened
+        fresh = {name: hook() if isinstance(hook, type) else hook for name, hook in hooks.items()}
+        return lambda: Faulty(opened(), fresh)
+
+
+class Faulty:
+    def __init__(self, inner: Any, hooks: dict[str, Callable[..., Any]]):
+        self._inner, self._hooks = inner, hooks
+
+    def __getattr__(self, name: str) -> Any:
+        clean = getattr(self._inner, name)
+        return partial(self._hooks[name], self._inner) if name in self._hooks else clean
