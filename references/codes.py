@@ -1,8 +1,8 @@
 """Single numbers: E2M1, E4M3 (FN) and E8M0 codes, by tables of values and the nearest of them.
 
 Source: OCP Microscaling Formats v1.0, 5.3.3 (E2M1: no Inf, no NaN) and 5.4.1 (E8M0: 0x00 is 2^-127, 0xFF is NaN, no
-zero); OCP 8-bit Floating Point v1.0 (E4M3: largest 448 = 0x7E, smallest 2^-9 = 0x01, 0x7F is NaN, no Inf).
-Rounding is to nearest, ties to even codes, as PTX `cvt.rn.satfinite.e2m1x2` and `.e4m3x2` have it.
+zero); OCP 8-bit Floating Point v1.0 (E4M3: largest 448 = 0x7E, smallest 2^-9 = 0x01, 0x7F is NaN, no Inf). Rounding
+is to nearest, ties to even codes, as PTX `cvt.rn.satfinite.e2m1x2` and `.e4m3x2` have it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def nearest(x: torch.Tensor, grid: torch.Tensor, ties: str = "even") -> torch.Te
 
 
 def first_nearest(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    """As quantisers that look for the smallest distance in a table do it in float32: the first of equal distances. A NaN
-    and an Inf are equally far from everything."""
+    """As quantisers that look for the smallest distance in a table do it in float32: the first of equal distances. A
+    NaN and an Inf are equally far from everything."""
     distance = (x.float().abs()[..., None] - grid.float()).abs()
     return distance.nan_to_num(nan=torch.inf).argmin(-1)
 

@@ -3,13 +3,14 @@
     value = element * scale * global scale
     scale = E4M3(amax / 6 / global scale);  element = E2M1(x / (scale as rounded * global scale))
 
-What libraries do differently is a parameter: `floor`, the smallest scale byte of a block that is not all zeros (0: a scale
-may round to zero, and then all elements of the block are zero); `zero`, the byte of a block of zeros; `up`, scales
-rounded up. Source: ModelOpt and vLLM (`amax / 2688`; 2688 = 6 * 448); cuDNN's block-scale-quantize rounds up.
+What libraries do differently is a parameter: `floor`, the smallest scale byte of a block that is not all zeros (0: a
+scale may round to zero, and then all elements of the block are zero); `zero`, the byte of a block of zeros; `up`,
+scales rounded up. Source: ModelOpt and vLLM (`amax / 2688`; 2688 = 6 * 448); cuDNN's block-scale-quantize rounds up.
 
-Real quantisers compute in float32, with reciprocals in place of divisions. So there are two ways to hold them to this:
-where every factor is a power of two, the bytes are exact; elsewhere they lie between `lowest` and `highest`, which take
-EPSILON off and on. EPSILON is 8 units of float32: two approximate reciprocals of one unit each, and three roundings.
+Real quantisers compute in float32, with reciprocals in place of divisions. So there are two ways to hold them to
+this: where every factor is a power of two, the bytes are exact; elsewhere they lie between `lowest` and `highest`,
+which take EPSILON off and on. EPSILON is 8 units of float32: two approximate reciprocals of one unit each, and three
+roundings.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def scale_bytes(quotient: torch.Tensor, up: bool = False, floor: int = 0, zero: 
 def element_codes(
     x: torch.Tensor, scales: torch.Tensor, global_scale: float, ties: str = "even", factor: float = 1.0
 ) -> torch.Tensor:
-    """Codes (M, K) for given scale bytes; under a scale of 0 every magnitude is 0. `factor` goes into the quotient."""
+    """Codes (M, K) for given scale bytes; under a scale of 0 every magnitude is 0. `factor` goes into the
+    quotient."""
     step = (codes.decode_e4m3(scales) * global_scale).unsqueeze(-1)
     blocks = x.double().unflatten(-1, (-1, BLOCK))
     quotient = torch.where(step == 0, torch.copysign(torch.zeros_like(blocks), blocks), blocks / step * factor)

@@ -2,9 +2,9 @@
 
     off(r, c) = (r // 128 * ceil(C / 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
 
-Bytes of no row and no block are 0. Activations: each group is padded to whole tiles on its own, and groups follow each
-other. Weights: so does each expert. Source: NVIDIA cuBLAS, `1D block scaling factors layout`; CuTe's atom
-((32, 4), (sf, 4)) : ((16, 4), (0, 1)), tiled with K tiles fastest.
+Bytes of no row and no block are 0. Activations: each group is padded to whole tiles on its own, and groups follow
+each other. Weights: so does each expert. Source: NVIDIA cuBLAS, `1D block scaling factors layout`; CuTe's atom ((32,
+4), (sf, 4)) : ((16, 4), (0, 1)), tiled with K tiles fastest.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ A stack offers `quantizer()`, `gemm()` and `linear()`, each if it has one. A lib
 `capabilities()` does not offer is not supported, never passed; what they declare, it is held to.
 
 Words: a *code* is one element's bits in a uint8; *packed* is two E2M1 codes a byte, the even element in the low
-nibble, pairs along K. A *scale* is the byte of a block of elements along K: E4M3 for `nvfp4` (block 16), E8M0 for `mxfp4`
-and `mxfp8` (block 32). A *global scale* multiplies: value = code * scale * global scale (ModelOpt's `weight_scale_2`,
-amax / 2688); a library that divides by it (FlashInfer's, compressed-tensors') is handed the reciprocal by its adapter.
+nibble, pairs along K. A *scale* is the byte of a block of elements along K: E4M3 for `nvfp4` (block 16), E8M0 for
+`mxfp4` and `mxfp8` (block 32). A *global scale* multiplies: value = code * scale * global scale (ModelOpt's
+`weight_scale_2`, amax / 2688); a library that divides by it (FlashInfer's, compressed-tensors') is handed the
+reciprocal by its adapter.
 
-How a grouped GEMM plugs in: see `GroupedGemm`. Layouts stay private: `prepare` is given plain codes and plain scales and
-may keep whatever it makes of them, `run` is given plain activations and scales.
+How a grouped GEMM plugs in: see `GroupedGemm`. Layouts stay private: `prepare` is given plain codes and plain scales
+and may keep whatever it makes of them, `run` is given plain activations and scales.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ BLOCK: dict[str, int] = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 class CodeRules(msgspec.Struct, frozen=True):
     """What single numbers become.
 
-    `e2m1_ties`: `even`, or `first` (the first of the nearest in a table, by distances in float32: ties go towards zero,
-    and what is too large for its distances to differ, Inf too, becomes zero), or `away`.
-    `e2m1_negative_zero`: is a negative that rounds to zero code 8 (`kept`), 0 (`dropped`), or not looked at (`either`).
-    `e2m1_nan`: the code of a NaN; None: not declared, and not looked at.
-    `e4m3_overflow`: beyond 448 (Inf too) `saturate`, or `nan` once the value would round beyond it.
-    `e8m0_zero`, `e8m0_nan`: what scale bytes 0x00 and 0xFF decode to.
+    `e2m1_ties`: `even`, or `first` (the first of the nearest in a table, by distances in float32: ties go towards
+    zero, and what is too large for its distances to differ, Inf too, becomes zero), or `away`. `e2m1_negative_zero`:
+    is a negative that rounds to zero code 8 (`kept`), 0 (`dropped`), or not looked at (`either`). `e2m1_nan`: the
+    code of a NaN; None: not declared, and not looked at. `e4m3_overflow`: beyond 448 (Inf too) `saturate`, or `nan`
+    once the value would round beyond it. `e8m0_zero`, `e8m0_nan`: what scale bytes 0x00 and 0xFF decode to.
     """
 
     e2m1_ties: Literal["even", "first", "away"] = "even"
@@ -48,8 +48,8 @@ class CodeRules(msgspec.Struct, frozen=True):
 class Nvfp4Rules(msgspec.Struct, frozen=True):
     """scale = E4M3(amax / 6 / global scale), elements divided by the scale *as rounded*.
 
-    `scale_round`: `even`, or `up` (cuDNN). `scale_floor`: the smallest byte that a block with a non-zero element gets (0:
-    a scale that rounds to zero is zero, and all of its codes are). `zero_scale`: the byte of a block of zeros.
+    `scale_round`: `even`, or `up` (cuDNN). `scale_floor`: the smallest byte that a block with a non-zero element gets
+    (0: a scale that rounds to zero is zero, and all of its codes are). `zero_scale`: the byte of a block of zeros.
     """
 
     scale_round: Literal["even", "up"] = "even"
@@ -77,10 +77,11 @@ class MxRules(msgspec.Struct, frozen=True):
 
 class QuantCapabilities(msgspec.Struct, frozen=True):
     """`offers`: what there is, of e2m1.encode, e2m1.decode, e4m3.encode, e4m3.decode, e8m0.decode, pack, unpack,
-    FORMAT.quantize, FORMAT.dequantize, nvfp4.weight, swizzle, unswizzle, groups, experts, interleave, deinterleave, k_major.
+    FORMAT.quantize, FORMAT.dequantize, nvfp4.weight, swizzle, unswizzle, groups, experts, interleave, deinterleave,
+    k_major.
 
-    `device`: where tensors live; `runs`: what runs there, in words (the function's own name). `inputs`: float types that
-    `quantize` takes. `global_scales`: may one be given? `granularities`: of gate/up interleaving, in rows.
+    `device`: where tensors live; `runs`: what runs there, in words (the function's own name). `inputs`: float types
+    that `quantize` takes. `global_scales`: may one be given? `granularities`: of gate/up interleaving, in rows.
     `weight_global`: of quantised weights, one a matrix, or one each for its gate and up half.
     """
 
@@ -99,8 +100,9 @@ class QuantCapabilities(msgspec.Struct, frozen=True):
 
 
 class Quantized(NamedTuple):
-    """One matrix (M, K). `codes`: uint8, (M, K / 2) packed, or (M, K) E4M3 for `mxfp8`. `scales`: uint8 (M, K / block) as
-    rows and blocks, whatever the memory; a library that only gives them swizzled gives its flat buffer and says so."""
+    """One matrix (M, K). `codes`: uint8, (M, K / 2) packed, or (M, K) E4M3 for `mxfp8`. `scales`: uint8 (M, K /
+    block) as rows and blocks, whatever the memory; a library that only gives them swizzled gives its flat buffer and
+    says so."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -151,8 +153,8 @@ class Quantizer(Protocol):
     def unswizzle(self, flat: torch.Tensor, rows: int, columns: int) -> torch.Tensor: ...
 
     def groups(self, scales: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-        """Scales (m_i, C) of each group -> one flat buffer, each group padded to whole tiles on its own, and where each
-        one starts in it, in bytes."""
+        """Scales (m_i, C) of each group -> one flat buffer, each group padded to whole tiles on its own, and where
+        each one starts in it, in bytes."""
 
     def experts(self, scales: torch.Tensor) -> torch.Tensor:
         """(E, N, C) -> (E, bytes): each expert swizzled on its own."""
@@ -160,7 +162,8 @@ class Quantizer(Protocol):
     def interleave(
         self, codes: torch.Tensor, scales: torch.Tensor, granularity: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[gate; up] (E, 2 I, bytes) -> `granularity` rows of gate, as many of up, and so on: codes and scales alike."""
+        """[gate; up] (E, 2 I, bytes) -> `granularity` rows of gate, as many of up, and so on: codes and scales
+        alike."""
 
     def deinterleave(self, h: torch.Tensor, granularity: int) -> torch.Tensor:
         """The inverse, on the columns of a result (M, 2 I)."""
@@ -172,11 +175,11 @@ class Quantizer(Protocol):
 class GemmCapabilities(msgspec.Struct, frozen=True):
     """What a GEMM declares of itself.
 
-    `activations`: `bf16`, or the format that they arrive quantised in. `alignment`: each group begins at a row that is a
-    multiple of it (1: groups lie one after the other); the rows between are of nobody. `beyond`: what becomes of rows of
-    `out` that are of nobody: left as they are, set to zero, or anything at all.
-    `accumulation`: relative to the sum of |a b|, how far sums may be off: 2^-20 for FP32.
-    `steps`: N and K are multiples of these. `tokens`: the most rows in one call. `experts`: the most.
+    `activations`: `bf16`, or the format that they arrive quantised in. `alignment`: each group begins at a row that
+    is a multiple of it (1: groups lie one after the other); the rows between are of nobody. `beyond`: what becomes of
+    rows of `out` that are of nobody: left as they are, set to zero, or anything at all. `accumulation`: relative to
+    the sum of |a b|, how far sums may be off: 2^-20 for FP32. `steps`: N and K are multiples of these. `tokens`: the
+    most rows in one call. `experts`: the most.
     """
 
     weights: Format
@@ -195,8 +198,8 @@ class GemmCapabilities(msgspec.Struct, frozen=True):
 
 
 class Activations(NamedTuple):
-    """What `run` is given, on the kernel's device. Quantised: `x` holds codes (M, K / 2) or E4M3 (M, K), `scales` (M, K /
-    block) plain, `global_scales` float32 (E,), one a group. `bf16`: `x` (M, K) bfloat16, and no scales."""
+    """What `run` is given, on the kernel's device. Quantised: `x` holds codes (M, K / 2) or E4M3 (M, K), `scales` (M,
+    K / block) plain, `global_scales` float32 (E,), one a group. `bf16`: `x` (M, K) bfloat16, and no scales."""
 
     x: torch.Tensor
     scales: torch.Tensor | None = None
@@ -247,8 +250,8 @@ class QuantLinear(Protocol):
         bias: torch.Tensor | None = None,
         input_scale: float | None = None,
     ) -> Any:
-        """One matrix (E = 1). `split`: rows [0, split) have the first of two global scales (1, 2), the others the second.
-        Raises StackRefused for an input scale that is 0, negative, Inf or NaN."""
+        """One matrix (E = 1). `split`: rows [0, split) have the first of two global scales (1, 2), the others the
+        second. Raises StackRefused for an input scale that is 0, negative, Inf or NaN."""
 
     def run(self, handle: Any, x: torch.Tensor) -> torch.Tensor:
         """x (..., K) bfloat16 -> (..., N)."""

@@ -1,4 +1,5 @@
-"""The quantiser under test, and what every check of it needs: what it offers, seeded inputs, memory that is poisoned."""
+"""The quantiser under test, and what every check of it needs: what it offers, seeded inputs, memory that is
+poisoned."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from references import codes, scale_layout
 
 
 class Bench:
-    """`needs`: what the check uses, by the names in QuantCapabilities.offers. Raises NotSupported without one of them,
-    and where a GPU's profile is judged by what runs on a CPU."""
+    """`needs`: what the check uses, by the names in QuantCapabilities.offers. Raises NotSupported without one of
+    them, and where a GPU's profile is judged by what runs on a CPU."""
 
     def __init__(self, stack: Stack, context: Context, *needs: str):
         self.quantizer = context.quantizer
@@ -49,8 +50,8 @@ class Bench:
 
 
 def on_the_gpu(stack: Stack, context: Context, device: str, runs: str) -> None:
-    """Raises NotSupported where a profile of a GPU is judged and the code runs on a CPU: that is no evidence about it.
-    (The reference stack is emulated anyway, and judges no machine.)"""
+    """Raises NotSupported where a profile of a GPU is judged and the code runs on a CPU: that is no evidence about
+    it. (The reference stack is emulated anyway, and judges no machine.)"""
     if context.target.capability and device == "cpu" and stack.name != "reference":
         raise NotSupported(f"{runs} runs on a CPU: no evidence about this profile's GPU; judge it with --profile cpu")
 
@@ -58,15 +59,13 @@ def on_the_gpu(stack: Stack, context: Context, device: str, runs: str) -> None:
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Memory that torch hands out uninitialised holds 0xFF bytes and NaNs."""
-    was, fill = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    # `torch.use_deterministic_algorithms` itself imports the compiler first: seconds.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
-        yield
+        yield  # filling is torch's default then
     finally:
-        torch.use_deterministic_algorithms(was, warn_only=warn)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
 
 
 def every_bfloat16(nan: bool = False) -> torch.Tensor:

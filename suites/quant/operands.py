@@ -20,7 +20,8 @@ SCALES = {"nvfp4": (0x08, 0x7E), "mxfp4": (107, 147), "mxfp8": (107, 147)}
 
 
 class Matrix(NamedTuple):
-    """(..., R, K): element codes one a byte, scale bytes (..., R, K / block); `format` may be `bf16`: plain values."""
+    """(..., R, K): element codes one a byte, scale bytes (..., R, K / block); `format` may be `bf16`: plain
+    values."""
 
     format: str
     codes: torch.Tensor

@@ -1,5 +1,5 @@
-"""A grouped GEMM, black-box: one-hot rows read its operands back through whatever layout it keeps, bit for bit; groups
-tell themselves by constants; the bound is for random operands, after all that.
+"""A grouped GEMM, black-box: one-hot rows read its operands back through whatever layout it keeps, bit for bit;
+groups tell themselves by constants; the bound is for random operands, after all that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from conformance.suite import claim
 from suites.quant.exact import Exact
 from suites.quant.operands import GemmBench, Groups, Matrix, of_values, random_scales
 
-#: N and K: rows of no multiple of 128, scale blocks of no multiple of 4, more than one tile each way; N is never 2 K or K.
+#: N and K: rows of no multiple of 128, scale blocks of no multiple of 4, more than one tile each way; N is neither K
+#: nor 2 K.
 _SHAPES = ((136, 80), (264, 192))
 
 
@@ -44,7 +45,8 @@ def _one_hot(columns: torch.Tensor, k: int) -> torch.Tensor:
 
 @claim("quant.gemm.elements")
 def elements(stack: Stack, context: Context) -> Evidence:
-    """Activations one-hot, codes of the weights random, their scales 1: row k of each group is column k of its expert."""
+    """Activations one-hot, codes of the weights random, their scales 1: row k of each group is column k of its
+    expert."""
     return _weights(stack, context, scaled=False)
 
 
@@ -101,8 +103,8 @@ def _random_activations(bench: GemmBench, rows: int, k: int, generator: torch.Ge
 
 @claim("quant.gemm.groups")
 def groups(stack: Stack, context: Context) -> Evidence:
-    """Expert e holds a constant of its own: each row tells which expert answered. Groups of nobody first, last and one
-    after the other, of one row, and of more rows than a tile."""
+    """Expert e holds a constant of its own: each row tells which expert answered. Groups of nobody first, last and
+    one after the other, of one row, and of more rows than a tile."""
     bench, exact = _start(stack, context)
     n, k = bench.shape(72, 64)
     value = torch.tensor([1, 1.5, 2, 3, 4, 6, 0.5], dtype=torch.float64)
@@ -177,9 +179,9 @@ def _whole(bench: GemmBench, a: Matrix, b: Matrix, shape: Groups) -> torch.Tenso
 
 @claim("quant.gemm.shapes")
 def shapes(stack: Stack, context: Context) -> Evidence:
-    """One kernel after the other, small, large and small again, and the other way round; two calls of one handle with new
-    buffers while the old ones are still there, full of NaN. What was compiled for the first shape, or bound to the first
-    addresses, shows."""
+    """One kernel after the other, small, large and small again, and the other way round; two calls of one handle with
+    new buffers while the old ones are still there, full of NaN. What was compiled for the first shape, or bound to
+    the first addresses, shows."""
     bench, exact = _start(stack, context)
     small, large = ((48, 64), (3, 1, 2)), ((264, 192), (150, 0, 131))
     for order in ((small, large, small), (large, small, large)):
@@ -224,8 +226,8 @@ def isolation(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.gemm.bound")
 def bound(stack: Stack, context: Context) -> Evidence:
-    """Random codes and scales, subnormal and zero ones among them: every element within the bound derived from the sum and
-    one rounding."""
+    """Random codes and scales, subnormal and zero ones among them: every element within the bound derived from the
+    sum and one rounding."""
     bench, exact = _start(stack, context)
     worst = 0.0
     for n, k in (bench.shape(*shape) for shape in ((136, 80), (264, 1024))):

@@ -1,4 +1,5 @@
-"""Layouts by their index formulas: scale tiles of 128 x 4, groups, experts; gate/up rows interleaved; K-major codes."""
+"""Layouts by their index formulas: scale tiles of 128 x 4, groups, experts; gate/up rows interleaved; K-major
+codes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _EXPERTS = [(3, 192, 8), (2, 130, 7), (1, 16, 1), (4, 5, 3), (2, 256, 8)]
 
 
 def _payloads(rows: int, columns: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """What tells rows apart, what tells blocks apart, and what tells most of both apart; none is zero, as padding is."""
+    """What tells rows apart, what tells blocks apart, and what tells most of both apart; none is zero, as padding
+    is."""
     row, column = torch.arange(rows)[:, None], torch.arange(columns)
     return {
         "row numbers": (row % 255 + 1 + 0 * column).byte(),
@@ -62,7 +64,8 @@ def unswizzle(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.layout.groups")
 def groups(stack: Stack, context: Context) -> Evidence:
-    """Groups of 0, 1, 128k and other numbers of rows. A flat swizzle over all rows is the same only for multiples of 128."""
+    """Groups of 0, 1, 128k and other numbers of rows. A flat swizzle over all rows is the same only for multiples of
+    128."""
     bench, exact = _start(stack, context, "groups")
     for sizes, columns in _GROUPS:
         scales = [_payloads(m, columns, bench.generator(m))["random bytes"] for m in sizes]
@@ -98,8 +101,8 @@ _HALVES = (8, 16, 24, 32, 48, 96)
 
 @claim("quant.layout.interleave")
 def interleave(stack: Stack, context: Context) -> Evidence:
-    """Codes: granularity counts rows of the output, not bytes. (Interleaving and deinterleaving by half of it undo each
-    other: no test through both can see that.)"""
+    """Codes: granularity counts rows of the output, not bytes. (Interleaving and deinterleaving by half of it undo
+    each other: no test through both can see that.)"""
     return _interleave(stack, context, scales=False)
 
 
@@ -116,7 +119,7 @@ def _interleave(stack: Stack, context: Context, scales: bool) -> Evidence:
             for count in (1, 3):
                 numbered, plain = _numbered(count, half, 3), torch.zeros(count, 2 * half, 5, dtype=torch.uint8)
                 given = (plain, numbered) if scales else (numbered, plain)
-                got = bench.quantizer.interleave(*map(bench.to, given), g)[scales]
+                got = bench.quantizer.interleave(bench.to(given[0]), bench.to(given[1]), g)[scales]
                 what = f"granularity {g}, {count} x {half} rows of gate: row in column"
                 exact.same(what, got, numbered[:, weaving.order(half, g)], show="d")
     return exact.evidence("rows of gate and up take turns by the granularity asked for")

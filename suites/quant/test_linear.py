@@ -174,7 +174,8 @@ def static(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.linear.bound")
 def bound(stack: Stack, context: Context) -> Evidence:
-    """Dense inputs whose quantisation is exact, ties and all: every element within the bound of the sum and one rounding."""
+    """Dense inputs whose quantisation is exact, ties and all: every element within the bound of the sum and one
+    rounding."""
     bench = Bench(stack, context)
     n, k = bench.shape(136, 256)
     w = bench.weights(n, k)

@@ -69,8 +69,9 @@ def _wide(bench: Bench) -> torch.dtype:
 
 
 def _scale(stack: Stack, context: Context, format: Format) -> Evidence:
-    """Blocks with one element that is not zero: every BF16 mantissa at powers from 2^-110 to 2^120, the format's largest
-    element among them. Rules without a division are exact; with one, so are the powers of two times the largest element."""
+    """Blocks with one element that is not zero: every BF16 mantissa at powers from 2^-110 to 2^120, the format's
+    largest element among them. Rules without a division are exact; with one, so are the powers of two times the
+    largest element."""
     bench = Bench(stack, context, f"{format}.quantize")
     exact, rules = Exact(bench.can.runs, bench.seed), _rules(bench, format)
     mantissa = 1 + torch.arange(128).double() / 128
@@ -120,7 +121,8 @@ def _codes(stack: Stack, context: Context, format: Format) -> Evidence:
 
 
 def _zero(stack: Stack, context: Context, format: Format) -> Evidence:
-    """Blocks of zeros; and blocks so small that their scale byte is 0, whose elements are kept or dropped as declared."""
+    """Blocks of zeros; and blocks so small that their scale byte is 0, whose elements are kept or dropped as
+    declared."""
     bench = Bench(stack, context, f"{format}.quantize")
     exact, rules, dtype = Exact(bench.can.runs, bench.seed), _rules(bench, format), _wide(bench)
     x = torch.randn(5, 96, generator=bench.generator())
@@ -145,8 +147,8 @@ def _zero(stack: Stack, context: Context, format: Format) -> Evidence:
 
 
 def _dequantize(stack: Stack, context: Context, format: Format) -> Evidence:
-    """Every scale byte with every packed byte, exact; a scale byte of 0xFF makes its whole block NaN (or what the library
-    declares), and none beside it."""
+    """Every scale byte with every packed byte, exact; a scale byte of 0xFF makes its whole block NaN (or what the
+    library declares), and none beside it."""
     bench = Bench(stack, context, f"{format}.dequantize")
     exact, rules = Exact(bench.can.runs), bench.can.codes
     scales = torch.arange(255, dtype=torch.uint8)

@@ -164,8 +164,8 @@ def saturation(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.nvfp4.global")
 def global_scale(stack: Stack, context: Context) -> Evidence:
-    """amax / 2688 of each input, whatever its size; the same bytes when it is given; the same bytes for input and global
-    scale times 2^n; signs alone change with the input's."""
+    """amax / 2688 of each input, whatever its size; the same bytes when it is given; the same bytes for input and
+    global scale times 2^n; signs alone change with the input's."""
     bench, exact, judge = judging(stack, context)
     x = torch.randn(24, 320, generator=bench.generator()).bfloat16().float()
     x[-1, -1] = -7  # amax in the last place
@@ -245,7 +245,8 @@ def rows(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.nvfp4.dequantize")
 def dequantize(stack: Stack, context: Context) -> Evidence:
-    """Every scale byte that is a number with every packed byte; exact at a power of two, else to float32's rounding."""
+    """Every scale byte that is a number with every packed byte; exact at a power of two, else to float32's
+    rounding."""
     bench = Bench(stack, context, "nvfp4.dequantize")
     exact = Exact(bench.can.runs)
     number = torch.arange(codes.NAN_E4M3)[:, None] + 37 * torch.arange(32)
@@ -263,8 +264,8 @@ def dequantize(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.nvfp4.weight")
 def weight(stack: Stack, context: Context) -> Evidence:
-    """Matrices (E, N, K) with N no multiple of K and of very different sizes: blocks along K, row by row, each matrix (or
-    half of one) with a global scale of its own."""
+    """Matrices (E, N, K) with N no multiple of K and of very different sizes: blocks along K, row by row, each matrix
+    (or half of one) with a global scale of its own."""
     bench = Bench(stack, context, "nvfp4.weight")
     exact = Exact(bench.can.runs, bench.seed)
     judge = Judge(bench, exact)

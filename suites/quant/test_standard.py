@@ -1,4 +1,5 @@
-"""What the standards leave no choice in, measured: whatever a library declares of itself, each deviation has a name here.
+"""What the standards leave no choice in, measured: whatever a library declares of itself, each deviation has a name
+here.
 
 Where a standard leaves a choice (the scale rule of MX, scales too small for E4M3, NaN), what was chosen is noted.
 """
@@ -133,8 +134,8 @@ def _exponents(found: _Deviations, what: str, got: list[float]) -> None:
 
 @claim("quant.standard.blocks")
 def blocks(stack: Stack, context: Context) -> Evidence:
-    """What no choice of rules may do: make something of zeros, lose more than a quarter of a block's amax (which OCP's
-    own rule for MX may lose), or make a NaN of finite numbers."""
+    """What no choice of rules may do: make something of zeros, lose more than a quarter of a block's amax (which
+    OCP's own rule for MX may lose), or make a NaN of finite numbers."""
     bench = Bench(stack, context)
     found = _Deviations(bench)
     for format, look in _LOOKS.items():
