@@ -4,7 +4,7 @@
     scale = E4M3(amax / 6 / global scale);  element = E2M1(x / (scale as rounded * global scale))
 
 What libraries do differently is a parameter: `floor`, the smallest scale byte of a block that is not all zeros (0: a
-scale may round to zero, and then all elements of the block are zero); `zero`, the byte of a block of zeros; `up`,
+scale may round to zero, and then all elements of the block are zero); `underflow`, the byte in place of a scale that rounds to zero; `zero`, the byte of a block of zeros; `up`,
 scales rounded up. Source: ModelOpt and vLLM (`amax / 2688`; 2688 = 6 * 448); cuDNN's block-scale-quantize rounds up.
 
 Real quantisers compute in float32, with reciprocals in place of divisions. So there are two ways to hold them to
@@ -43,11 +43,13 @@ def scale_quotients(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     return x.double().unflatten(-1, (-1, BLOCK)).abs().amax(-1) / 6 / global_scale
 
 
-def scale_bytes(quotient: torch.Tensor, up: bool = False, floor: int = 0, zero: int = 0) -> torch.Tensor:
+def scale_bytes(
+    quotient: torch.Tensor, up: bool = False, floor: int = 0, underflow: int = 0, zero: int = 0
+) -> torch.Tensor:
     """-> uint8, saturating at 0x7E."""
     grid = codes.e4m3_grid()
     found = torch.searchsorted(grid, quotient.contiguous()) if up else codes.nearest(quotient, grid)
-    found = found.clamp(min=floor, max=codes.NAN_E4M3 - 1)
+    found = torch.where(found == 0, underflow, found).clamp(min=floor, max=codes.NAN_E4M3 - 1)
     return torch.where(quotient == 0, zero, found).to(torch.uint8)
 
 
@@ -67,11 +69,12 @@ def quantize(
     global_scale: float,
     up: bool = False,
     floor: int = 0,
+    underflow: int = 0,
     zero: int = 0,
     ties: str = "even",
 ) -> Nvfp4:
     """x (M, K), K a multiple of 16."""
-    scales = scale_bytes(scale_quotients(x, global_scale), up, floor, zero)
+    scales = scale_bytes(scale_quotients(x, global_scale), up, floor, underflow, zero)
     return Nvfp4(element_codes(x, scales, global_scale, ties), scales)
 
 

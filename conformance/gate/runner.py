@@ -251,6 +251,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--stack", s.stack),
         ("--vllm-python", s.vllm_python),
         ("--vllm-source", s.vllm_source),
+        ("--python", s.python),
         ("--geometry", None if s.checkpoint else s.geometry),
         ("--checkpoint", s.checkpoint),
         ("--checkpoint-bytes", s.checkpoint_bytes),

@@ -49,11 +49,13 @@ class Nvfp4Rules(msgspec.Struct, frozen=True):
     """scale = E4M3(amax / 6 / global scale), elements divided by the scale *as rounded*.
 
     `scale_round`: `even`, or `up` (cuDNN). `scale_floor`: the smallest byte that a block with a non-zero element gets
-    (0: a scale that rounds to zero is zero, and all of its codes are). `zero_scale`: the byte of a block of zeros.
+    (0: a scale that rounds to zero is zero, and all of its codes are). `scale_underflow`: the byte
+    of a block with a non-zero element whose scale rounds to zero. `zero_scale`: the byte of a block of zeros.
     """
 
     scale_round: Literal["even", "up"] = "even"
     scale_floor: int = 0
+    scale_underflow: int = 0
     zero_scale: int = 0
 
 
@@ -77,11 +79,11 @@ class MxRules(msgspec.Struct, frozen=True):
 
 class QuantCapabilities(msgspec.Struct, frozen=True):
     """`offers`: what there is, of e2m1.encode, e2m1.decode, e4m3.encode, e4m3.decode, e8m0.decode, pack, unpack,
-    FORMAT.quantize, FORMAT.dequantize, nvfp4.weight, swizzle, unswizzle, groups, experts, interleave, deinterleave,
+    FORMAT.quantize, FORMAT.dequantize, nvfp4.own_global (a global scale of its own), nvfp4.weight, swizzle, unswizzle, groups, experts, interleave, deinterleave,
     k_major.
 
     `device`: where tensors live; `runs`: what runs there, in words (the function's own name). `inputs`: float types
-    that `quantize` takes. `global_scales`: may one be given? `granularities`: of gate/up interleaving, in rows.
+    that `quantize` takes. `views`: are rows of a larger matrix taken where they lie? `granularities`: of gate/up interleaving, in rows.
     `weight_global`: of quantised weights, one a matrix, or one each for its gate and up half.
     """
 
@@ -93,7 +95,7 @@ class QuantCapabilities(msgspec.Struct, frozen=True):
     nvfp4: Nvfp4Rules = Nvfp4Rules()
     mxfp4: MxRules = MxRules()
     mxfp8: MxRules = MxRules()
-    global_scales: bool = True
+    views: Literal["taken", "refused"] = "taken"
     granularities: tuple[int, ...] = (8, 16, 32)
     weight_global: Literal["matrix", "half"] = "matrix"
     notes: tuple[str, ...] = ()
@@ -139,7 +141,7 @@ class Quantizer(Protocol):
     def unpack(self, packed: torch.Tensor) -> torch.Tensor: ...
 
     def quantize(self, format: Format, x: torch.Tensor, global_scale: float | None = None) -> Quantized:
-        """x (M, K). `global_scale` is `nvfp4`'s; None: the quantiser's own of this x, amax / 2688."""
+        """x (M, K). `global_scale` is `nvfp4`'s; None: the quantiser's own of this x, amax / 2688, if it offers one."""
 
     def dequantize(self, format: Format, q: Quantized) -> torch.Tensor:
         """-> float32 (M, K)."""

@@ -21,7 +21,7 @@ from conformance.stacks.quant_protocol import (
 
 _EVERYTHING = (
     "e2m1.encode e2m1.decode e4m3.encode e4m3.decode e8m0.decode pack unpack "
-    "nvfp4.quantize nvfp4.dequantize nvfp4.weight "
+    "nvfp4.quantize nvfp4.own_global nvfp4.dequantize nvfp4.weight "
     "mxfp4.quantize mxfp4.dequantize mxfp8.quantize mxfp8.dequantize swizzle unswizzle groups experts interleave "
     "deinterleave k_major"
 )

@@ -163,7 +163,7 @@ def static(stack: Stack, context: Context) -> Evidence:
     for factor in (1.0, 2.0**10, 2.0**30):
         for scale in (1.0, 2.0**-4):
             given = (x.float() * factor * scale).bfloat16()
-            q = nvfp4.quantize(given, scale, rules.scale_round == "up", rules.scale_floor, rules.zero_scale)
+            q = nvfp4.quantize(given, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale)
             seen = nvfp4.dequantize(q, scale)
             got = bench.run(w, given, input_scale=scale)
             bench.within(f"input times {factor:g}, input scale {scale:g}", got, seen, w.values[0], 0.0)
@@ -185,7 +185,7 @@ def bound(stack: Stack, context: Context) -> Evidence:
         x[0, :16] = (TIES * 448).bfloat16()  # so that its own global scale is 1, too
         scale = nvfp4.own_global_scale(x)
         rules = bench.can.rules
-        q = nvfp4.quantize(x, scale, rules.scale_round == "up", rules.scale_floor, rules.zero_scale)
+        q = nvfp4.quantize(x, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale)
         seen = nvfp4.dequantize(q, scale)
     else:
         seen = torch.randint(-1, 2, (24, k), generator=bench.generator()).double()

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from conformance.context import Context
+from conformance.errors import StackRefused
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.stacks.quant_protocol import Quantized
@@ -31,6 +32,7 @@ class Judge:
         self.rules: dict[str, Any] = {
             "up": rules.scale_round == "up",
             "floor": rules.scale_floor,
+            "underflow": rules.scale_underflow,
             "zero": rules.zero_scale,
         }
         self.ties = bench.can.codes.e2m1_ties
@@ -117,6 +119,8 @@ def zero(stack: Stack, context: Context) -> Evidence:
         )
         codes_ = unpacked("nvfp4", q).unflatten(1, (-1, 16))[empty] & 7
         exact.same(f"{what}: magnitude of zeros", codes_, torch.zeros_like(codes_))
+    if "nvfp4.own_global" not in bench.can.offers:
+        return _evidence(exact, bench, "zeros stay zeros, their scales are as declared, no NaN")
     q = bench.quantized("nvfp4", torch.zeros(4, 64, dtype=bench.dtypes[0]))
     good = 0 < q.global_scale < float("inf")
     exact.true("own global scale of zeros", good, "finite, above 0", f"{q.global_scale}")
@@ -170,7 +174,9 @@ def global_scale(stack: Stack, context: Context) -> Evidence:
     x = torch.randn(24, 320, generator=bench.generator()).bfloat16().float()
     x[-1, -1] = -7  # amax in the last place
     dtype = torch.bfloat16 if torch.bfloat16 in bench.dtypes else bench.dtypes[0]
-    for power in (-30, -3, 0, 5, 40):
+    own = "nvfp4.own_global" in bench.can.offers
+    exact.notes += [] if own else ["no global scale of its own: callers bring theirs"]
+    for power in (-30, -3, 0, 5, 40) if own else ():
         given = (x * 2.0**power).to(dtype)
         q = bench.quantized("nvfp4", given)
         due = nvfp4.own_global_scale(given)
@@ -232,14 +238,21 @@ def rows(stack: Stack, context: Context) -> Evidence:
     compare("rows in another order", x[order], order)
     wide = torch.full((80, 224), torch.nan, dtype=dtype)
     wide[5:79:2, 32:192] = x
-    compare("every other row of a larger matrix", wide[5:79:2, 32:192])
+    view, what = wide[5:79:2, 32:192], "every other row of a larger matrix"
+    if bench.can.views == "taken":
+        compare(what, view)
+    else:
+        exact.raises(what, lambda: bench.quantized("nvfp4", view, 0.01), "declared to be refused")
     kept = x.clone()
     for n in range(3):
         compare(f"the same call, time {n + 2}", x)
     exact.same("the input afterwards", x, kept)
-    empty = bench.quantized("nvfp4", x[:0], 0.01)
-    shapes = tuple(empty.codes.shape), tuple(empty.scales.shape)
-    exact.true("no rows", shapes == ((0, 80), (0, 10)), "(0, 80) and (0, 10)", f"{shapes[0]} and {shapes[1]}")
+    try:
+        empty = bench.quantized("nvfp4", x[:0], 0.01)
+        shapes = f"{tuple(empty.codes.shape)} and {tuple(empty.scales.shape)}"
+    except StackRefused as error:
+        shapes = f"refused: {error}"
+    exact.true("an input of no rows", shapes == "(0, 80) and (0, 10)", "(0, 80) and (0, 10)", shapes)
     return _evidence(exact, bench, "no row depends on another, nor on where it lies")
 
 

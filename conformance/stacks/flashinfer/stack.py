@@ -10,12 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from conformance.errors import StackMissing
-from conformance.stacks.protocols import StackInfo
+from conformance.stacks.protocols import StackInfo, StackOptions
 
 if TYPE_CHECKING:
     from conformance.stacks.compile.compiler import ToolchainCompiler
     from conformance.stacks.cuda_graphs import CudaGraphs
     from conformance.stacks.flashinfer.moe import FlashInferMoe
+    from conformance.stacks.libraries.quantizer import LibraryQuantizer
     from conformance.stacks.protocols import MoeCall, MoeRequest
 #: The library has no list of its own: the batch sizes that the MoE layer judges.
 _GRAPH_SIZES = (1, 8, 16, 64)
@@ -24,12 +25,17 @@ _GRAPH_SIZES = (1, 8, 16, 64)
 class FlashInferStack:
     name = "flashinfer"
 
-    def __init__(self) -> None:
+    def __init__(self, options: StackOptions | None = None) -> None:
+        self._options = options or StackOptions()
         self._compiler: ToolchainCompiler | None = None
+        self._quantizer: LibraryQuantizer | None = None
 
     def info(self) -> StackInfo:
-        """Raises StackMissing without FlashInfer or torch."""
+        """Raises StackMissing without FlashInfer or torch. With `--python`, of that interpreter's: its quantisers alone."""
         import sys
+
+        if self._options.library_python:
+            return self._of_another()
 
         found = _version()
         try:
@@ -79,7 +85,29 @@ class FlashInferStack:
             self._compiler = ToolchainCompiler(None)
         return self._compiler
 
+    def quantizer(self) -> LibraryQuantizer:
+        """The library's references in PyTorch, in a worker without a GPU."""
+        if self._quantizer is None:
+            from conformance.stacks.libraries.quantizer import LibraryQuantizer
+
+            self._quantizer = LibraryQuantizer("flashinfer", self._options, self._options.library_python, "--python")
+        return self._quantizer
+
+    def _of_another(self) -> StackInfo:
+        told = self.quantizer().opened()
+        return StackInfo(
+            name=self.name,
+            subject=self.name,
+            version=told["version"],
+            python=told["python"],
+            identity=told["identity"],
+            capabilities=["quant"],
+            notes=[told["capabilities"]["runs"]],
+        )
+
     def close(self) -> None:
+        if self._quantizer is not None:
+            self._quantizer.close()
         if self._compiler is not None:
             self._compiler.close()
 

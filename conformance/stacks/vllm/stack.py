@@ -12,6 +12,7 @@ from conformance.errors import StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.compile.compiler import ToolchainCompiler
+from conformance.stacks.libraries.quantizer import LibraryQuantizer
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import MoeCall, MoeRequest, StackInfo, StackOptions
 from conformance.stacks.vllm import preparation
@@ -121,6 +122,7 @@ class VllmStack:
         self._worker = VllmWorker(options)
         self._gpu = VllmWorker(options, gpu=True)
         self._kernel: VllmMoe | None = None
+        self._quantizer = LibraryQuantizer("vllm", options, options.python, "--vllm-python", options.source)
         self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
@@ -158,7 +160,11 @@ class VllmStack:
     def compiler(self) -> ToolchainCompiler:
         return self._compiler
 
+    def quantizer(self) -> LibraryQuantizer:
+        return self._quantizer
+
     def close(self) -> None:
+        self._quantizer.close()
         self._compiler.close()
         self._worker.close()
         self._gpu.close()
