@@ -94,6 +94,8 @@ class Target(msgspec.Struct, frozen=True):
     nightly: bool = False
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
+    #: Faults are planted: the checks are judged, and no machine.
+    planting: bool = False
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:

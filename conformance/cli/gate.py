@@ -12,7 +12,7 @@ import typer
 from conformance.cli import options
 from conformance.errors import UsageError
 
-Claims = Annotated[list[str] | None, typer.Option("--claim", help="Run only this claim (repeatable); partial scope.")]
+Claims = Annotated[list[str] | None, typer.Option("--claim", help="Run only this claim, or those of a pattern (quant.nvfp4.*); repeatable; partial scope.")]
 Then = Annotated[str | None, typer.Option(help="Command to run only after a full GO of a real stack.")]
 
 
@@ -79,7 +79,7 @@ def gate(
         checkpoint_bytes=checkpoint_bytes,
         nightly=nightly,
     )
-    selected = {catalogue.get(name).id for name in claim} if claim else None
+    selected = {found for name in claim for found in catalogue.named(name)} if claim else None
     run = resolve(settings)
     if selected is not None and run.policy.release:
         raise UsageError(f"policy {policy} refuses --claim: it judges the whole scope")

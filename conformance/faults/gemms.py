@@ -24,7 +24,14 @@ scales_of_next_block = _preparing(lambda w: w._replace(scales=w.scales.roll(1, 2
 scales_of_32 = _preparing(
     lambda w: w._replace(scales=w.scales[..., ::2].repeat_interleave(2, 2)[..., : w.scales.shape[2]])
 )
-scales_missing = _preparing(lambda w: w._replace(scales=torch.full_like(w.scales, 0x38)))
+
+
+def _scales_missing(inner: Any, w: QuantizedWeight) -> Any:
+    one = 0x38 if inner.capabilities().weights == "nvfp4" else 127
+    return inner.prepare(w._replace(scales=torch.full_like(w.scales, one)))
+
+
+scales_missing = QuantFault(gemm={"prepare": _scales_missing})
 scales_rows_moved = _preparing(lambda w: w._replace(scales=torch.cat([w.scales[:, 32:], w.scales[:, :32]], 1)))
 scales_of_first = _preparing(lambda w: w._replace(scales=w.scales[:1].expand_as(w.scales)))
 global_of_next = _preparing(lambda w: w._replace(global_scales=w.global_scales.roll(1, 0)))

@@ -134,6 +134,7 @@ def _target(stack_name: str, backend: str) -> Target:
         vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
         arithmetic=profile.arithmetic if emulated else None,
         layout=b.layout,
+        planting=True,
     )
 
 
