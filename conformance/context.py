@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.prepare_protocol import Preparation
-    from conformance.stacks.quant_protocol import GroupedGemm, Quantizer, QuantLinear
+    from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
@@ -164,7 +164,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs. `quantizer`, `gemm` and `linear` open the stack's.
+    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu` and `linear` open the stack's.
     """
 
     def __init__(
@@ -187,6 +187,7 @@ class Context:
         compiler: Callable[[], Compiler] | None = None,
         quantizer: Callable[[], Quantizer] | None = None,
         gemm: Callable[[], GroupedGemm] | None = None,
+        swiglu: Callable[[], FusedSwiglu] | None = None,
         linear: Callable[[], QuantLinear] | None = None,
     ):
         self.target = target
@@ -206,7 +207,7 @@ class Context:
         self.moe_calls = moe_calls
         self._open_graphs = graphs
         self._open_compiler = compiler
-        self._open_quant = {"quantizer": quantizer, "gemm": gemm, "linear": linear}
+        self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -361,13 +362,18 @@ class Context:
 
     @property
     def quantizer(self) -> Quantizer:
-        """Raises NotSupported where the stack quantises nothing for this harness; so do `gemm` and `linear`."""
+        """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
         found: Quantizer = self._quant("quantizer", "quantiser")
         return found
 
     @property
     def gemm(self) -> GroupedGemm:
         found: GroupedGemm = self._quant("gemm", "grouped GEMM")
+        return found
+
+    @property
+    def swiglu(self) -> FusedSwiglu:
+        found: FusedSwiglu = self._quant("swiglu", "grouped GEMM that ends in SwiGLU")
         return found
 
     @property

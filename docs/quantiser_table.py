@@ -1,6 +1,6 @@
 """Writes docs/quantisers.md from the run folders of `conformance gate --layers quant`, one a library.
 
-    python docs/quantiser_table.py RUN... > docs/quantisers.md
+python docs/quantiser_table.py RUN... > docs/quantisers.md
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def main(paths: list[Path]) -> None:
             evidence = row.get("evidence") or {}
             if row["status"] == "fail" and i.startswith("quant.standard."):
                 print(f"- `{i}`: **{', '.join(evidence['measured'])}**")
-                print(*(f"  - {f['where']}: {f['got']}; {f['expected']} due" for f in evidence["findings"][:4]), sep="\n")
+                print(
+                    *(f"  - {f['where']}: {f['got']}; {f['expected']} due" for f in evidence["findings"][:4]), sep="\n"
+                )
             elif row["status"] not in ("pass", "not-supported"):
                 print(f"- `{i}`: {row['reason']}")
         choices = [note for i in ids for note in (run["claims"][i].get("evidence") or {}).get("notes", [])]

@@ -12,7 +12,12 @@ import typer
 from conformance.cli import options
 from conformance.errors import UsageError
 
-Claims = Annotated[list[str] | None, typer.Option("--claim", help="Run only this claim, or those of a pattern (quant.nvfp4.*); repeatable; partial scope.")]
+Claims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--claim", help="Run only this claim, or those of a pattern (quant.nvfp4.*); repeatable; partial scope."
+    ),
+]
 Then = Annotated[str | None, typer.Option(help="Command to run only after a full GO of a real stack.")]
 
 

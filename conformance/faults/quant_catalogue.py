@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conformance.faults import gemms, layouts, quant
+from conformance.faults import fused, gemms, layouts, quant
 from conformance.faults.quant_seam import QuantFault
 
 
@@ -358,4 +358,33 @@ _GEMMS = (
     Row("linear-any-width", "an input of another width is taken", "linear.shapes", gemms.any_width),
     Row("linear-axes-lost", "leading axes are flattened", "linear.shapes", gemms.leading_axes_lost),
 )
-ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS)
+_SWIGLU = (
+    Row(
+        "swiglu-granularity",
+        "interleaved by 4 under an epilogue that reads by 8",
+        "swiglu.pairing",
+        fused.granularity_halved,
+        _SEEDS,
+    ),
+    Row("swiglu-up-first", "gate and up change places", "swiglu.pairing swiglu.clamp", fused.up_first),
+    Row(
+        "swiglu-one-row-on", "each gate meets the up of the row before", "swiglu.pairing swiglu.bound", fused.one_row_on
+    ),
+    Row("swiglu-left-interleaved", "outputs come in another order", "swiglu.pairing", fused.left_interleaved),
+    Row("swiglu-silu-on-all", "SiLU on up too", "swiglu.pairing swiglu.clamp", fused.silu_on_all, _SEEDS),
+    Row("swiglu-clamp-after", "SiLU first, then the limit", "swiglu.clamp", fused.clamp_after, _SEEDS),
+    Row("swiglu-clamp-missing", "no limit", "swiglu.clamp", fused.clamp_missing, "SGLang #23776"),
+    Row("swiglu-clamp-both-sides", "gate clamped from below too", "swiglu.clamp", fused.clamp_both_sides),
+    Row("swiglu-up-above-only", "up clamped from above only", "swiglu.clamp", fused.up_above_only),
+    Row("swiglu-alpha-after", "the gate's global scale goes in after SiLU", "swiglu.alpha", fused.alpha_after),
+    Row("swiglu-gate-alpha", "the gate's global scale for up too", "swiglu.alpha", fused.gate_alpha_for_both, _SEEDS),
+    Row("swiglu-overflow", "exp(x) / (1 + exp(x)): NaN for large gates", "swiglu.extremes", fused.overflowing),
+    Row(
+        "swiglu-hard-sigmoid",
+        "a sigmoid of straight lines",
+        "swiglu.bound swiglu.clamp",
+        fused.hard_sigmoid,
+        "vLLM #24833",
+    ),
+)
+ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU)

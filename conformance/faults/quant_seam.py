@@ -1,4 +1,4 @@
-"""The seams of the quant layer: any method of a quantiser, a grouped GEMM or a linear layer may be another."""
+"""The seams of the quant layer: any method of a quantiser, a grouped GEMM (with SwiGLU behind it, too) or a linear layer may be another."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class QuantFault(NamedTuple):
 
     quantizer: Mapping[str, Callable[..., Any]] = _NONE
     gemm: Mapping[str, Callable[..., Any]] = _NONE
+    swiglu: Mapping[str, Callable[..., Any]] = _NONE
     linear: Mapping[str, Callable[..., Any]] = _NONE
 
     def planted(self, part: str, opened: Callable[[], Any] | None) -> Callable[[], Any] | None:

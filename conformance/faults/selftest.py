@@ -227,6 +227,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         compiler=compiler,
         quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
         gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
+        swiglu=quant.planted("swiglu", getattr(stack, "swiglu", None)),
         linear=quant.planted("linear", getattr(stack, "linear", None)),
     )
 

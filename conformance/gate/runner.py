@@ -143,6 +143,7 @@ class Runner:
                 compiler=getattr(stack, "compiler", None),
                 quantizer=getattr(stack, "quantizer", None),
                 gemm=getattr(stack, "gemm", None),
+                swiglu=getattr(stack, "swiglu", None),
                 linear=getattr(stack, "linear", None),
             )
         return self._contexts[stack.name]

@@ -259,3 +259,34 @@ class QuantLinear(Protocol):
         """x (..., K) bfloat16 -> (..., N)."""
 
     def close(self, handle: Any) -> None: ...
+
+
+class SwigluCapabilities(GemmCapabilities, frozen=True):
+    """A grouped GEMM that ends in SwiGLU. `rounding`: gate and up go into SiLU as the sums in float32 (`once`: only the
+    result is rounded), or rounded to BF16 first (`bf16_h`). `halves`: do gate and up have global scales of their own?"""
+
+    rounding: Literal["once", "bf16_h"] = "once"
+    halves: bool = True
+
+
+class FusedSwiglu(Protocol):
+    """out = SwiGLU(gate, up), gate and up the two halves of activations @ weights[e]^T, global scales included: SiLU is
+    not linear. The limit clamps gate from above and up on both sides, before SiLU."""
+
+    def capabilities(self) -> SwigluCapabilities: ...
+
+    def prepare(self, weights: QuantizedWeight) -> Any:
+        """Weights (E, 2 I, K), [gate; up]; interleaving them is the kernel's own affair. As `GroupedGemm.prepare`."""
+
+    def run(
+        self,
+        handle: Any,
+        a: Activations,
+        offsets: torch.Tensor,
+        sizes: torch.Tensor,
+        limit: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """As `GroupedGemm.run`; `out` is (M, I)."""
+
+    def close(self, handle: Any) -> None: ...

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_compiler import ReferenceCompiler
-    from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear
+    from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
     from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
@@ -114,6 +114,11 @@ class ReferenceStack:
         from conformance.stacks.reference_gemm import ReferenceGemm
 
         return ReferenceGemm()
+
+    def swiglu(self) -> ReferenceSwiglu:
+        from conformance.stacks.reference_gemm import ReferenceSwiglu
+
+        return ReferenceSwiglu()
 
     def linear(self) -> ReferenceLinear:
         from conformance.stacks.reference_gemm import ReferenceLinear

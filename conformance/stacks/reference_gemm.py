@@ -13,7 +13,9 @@ from conformance.stacks.quant_protocol import (
     GemmCapabilities,
     LinearCapabilities,
     QuantizedWeight,
+    SwigluCapabilities,
 )
+from conformance.stacks.reference_moe import swiglu
 from conformance.stacks.reference_quant import ReferenceQuantizer, dequantize
 
 
@@ -44,6 +46,41 @@ class ReferenceGemm:
             out[first:last] = (rows @ matrix.mT).to(out.dtype)
 
     def close(self, handle: list[torch.Tensor]) -> None:
+        handle.clear()
+
+
+class ReferenceSwiglu:
+    """A product for each half, then SwiGLU in float32."""
+
+    def capabilities(self) -> SwigluCapabilities:
+        return SwigluCapabilities(
+            weights="nvfp4", activations="nvfp4", runs="float32 matmul of decoded operands", steps=(1, 16)
+        )
+
+    def prepare(self, weights: QuantizedWeight) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        decoded = dequantize("nvfp4", weights.codes, weights.scales)
+        scales = weights.global_scales.view(len(decoded), -1).expand(-1, 2)
+        return [
+            (gate * float(of[0]), up * float(of[1]))
+            for (gate, up), of in zip((matrix.chunk(2) for matrix in decoded), scales, strict=True)
+        ]
+
+    def run(
+        self,
+        handle: list[tuple[torch.Tensor, torch.Tensor]],
+        a: Activations,
+        offsets: torch.Tensor,
+        sizes: torch.Tensor,
+        limit: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        assert a.scales is not None and a.global_scales is not None
+        for expert, (gate, up) in enumerate(handle):
+            first, last = int(offsets[expert]), int(offsets[expert] + sizes[expert])
+            rows = dequantize("nvfp4", a.x[first:last], a.scales[first:last]) * a.global_scales[expert]
+            out[first:last] = swiglu(rows @ gate.mT, rows @ up.mT, limit, 1.0, 0.0).to(out.dtype)
+
+    def close(self, handle: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         handle.clear()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.stacks.protocols import Stack
-from conformance.stacks.quant_protocol import BLOCK, Activations, GemmCapabilities, QuantizedWeight
+from conformance.stacks.quant_protocol import BLOCK, Activations, QuantizedWeight, SwigluCapabilities
 from references import codes, grouped_gemm, mx, nvfp4
 from references.grouped_gemm import Bounded
 from suites.quant.bench import on_the_gpu
@@ -54,8 +54,18 @@ def of_values(values: torch.Tensor, format: str, scales: torch.Tensor | None = N
     return Matrix(format, found, scales)
 
 
-def random_scales(shape: tuple[int, ...], format: str, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(*SCALES[format], shape, generator=generator).byte()
+def random_scales(
+    shape: tuple[int, ...], format: str, generator: torch.Generator, narrow: bool = False
+) -> torch.Tensor:
+    """`narrow`: from 1 / 8 to 1 alone."""
+    low, high = ((0x20, 0x39) if format == "nvfp4" else (124, 128)) if narrow else SCALES[format]
+    return torch.randint(low, high, shape, generator=generator).byte()
+
+
+def random_elements(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """E2M1 values but for zero."""
+    grid = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+    return grid[torch.randint(0, len(grid), shape, generator=generator)]
 
 
 class Groups(NamedTuple):
@@ -67,9 +77,9 @@ class Groups(NamedTuple):
 
 
 class GemmBench:
-    def __init__(self, stack: Stack, context: Context):
-        self.kernel = context.gemm
-        self.can: GemmCapabilities = self.kernel.capabilities()
+    def __init__(self, stack: Stack, context: Context, kernel: Any = None):
+        self.kernel = kernel or context.gemm
+        self.can = self.kernel.capabilities()
         self.seed = context.target.seed
         self.width = 0  #: columns of the result of what was prepared last
         on_the_gpu(stack, context, self.can.device, self.can.runs)
@@ -122,7 +132,8 @@ class GemmBench:
     def run(self, handle: object, a: Matrix, groups: Groups, global_scales: torch.Tensor | None = None) -> torch.Tensor:
         """a (rows, K) at the groups' offsets -> (rows, N), on the CPU."""
         device = self.can.device
-        out = torch.full((groups.rows, self.width), torch.nan, dtype=getattr(torch, self.can.output), device=device)
+        width = self.width // 2 if isinstance(self.can, SwigluCapabilities) else self.width
+        out = torch.full((groups.rows, width), torch.nan, dtype=getattr(torch, self.can.output), device=device)
         one = torch.ones(len(groups.sizes)) if global_scales is None else global_scales
         quantised = a.scales is not None
         activations = Activations(
@@ -131,8 +142,11 @@ class GemmBench:
             one.to(device) if quantised else None,
         )
         where = [torch.tensor(t, dtype=torch.int32, device=device) for t in (groups.offsets, groups.sizes)]
-        self.kernel.run(handle, activations, where[0], where[1], out)
+        self.call(handle, (activations, where[0], where[1]), out)
         return out.cpu()
+
+    def call(self, handle: object, operands: tuple[object, ...], out: torch.Tensor) -> None:
+        self.kernel.run(handle, *operands, out)
 
     def once(
         self,

@@ -11,7 +11,7 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from suites.quant.exact import Exact
-from suites.quant.operands import GemmBench, Groups, Matrix, of_values, random_scales
+from suites.quant.operands import GemmBench, Groups, Matrix, of_values, random_elements, random_scales
 
 #: N and K: rows of no multiple of 128, scale blocks of no multiple of 4, more than one tile each way; N is neither K
 #: nor 2 K.
@@ -65,17 +65,12 @@ def _weights(stack: Stack, context: Context, scaled: bool) -> Evidence:
             some = random_scales((3, n, k // bench.block), bench.can.weights, generator)
             b = of_values(torch.ones(3, n, k), bench.can.weights, some)
         else:
-            b = of_values(_random_elements((3, n, k), generator), bench.can.weights)
+            b = of_values(random_elements((3, n, k), generator), bench.can.weights)
         order = torch.randperm(k, generator=generator)
         a = bench.spread_matrix(of_values(_one_hot(order.repeat(3), k), bench.can.activations), groups)
         want = bench.spread(b.values.transpose(1, 2)[:, order].flatten(0, 1), groups)
         _judge(bench, exact, f"N {n}, K {k}", bench.once(a, b, groups), want, groups)
     return _evidence(bench, exact, "weights read back through layout and GEMM, bit for bit")
-
-
-def _random_elements(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    grid = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-    return grid[torch.randint(0, len(grid), shape, generator=generator)]
 
 
 @claim("quant.gemm.activations")
@@ -94,7 +89,7 @@ def activations(stack: Stack, context: Context) -> Evidence:
 
 def _random_activations(bench: GemmBench, rows: int, k: int, generator: torch.Generator) -> Matrix:
     format = bench.can.activations
-    values = _random_elements((rows, k), generator)
+    values = random_elements((rows, k), generator)
     if format == "bf16":
         return of_values(values * torch.exp2(torch.randint(-9, 9, values.shape, generator=generator).double()), format)
     block = 16 if format == "nvfp4" else 32
@@ -236,7 +231,7 @@ def bound(stack: Stack, context: Context) -> Evidence:
         if bench.can.weights == "nvfp4":
             weights[:, 3::17] = 3  # subnormal
             weights[:, 5::19] = 0
-        b = of_values(_random_elements((3, n, k), generator), bench.can.weights, weights)
+        b = of_values(random_elements((3, n, k), generator), bench.can.weights, weights)
         a = bench.spread_matrix(_random_activations(bench, 195, k, generator), shape)
         of_b = torch.tensor([0.37, 1.9e-3, 21.0])
         of_a = None if a.scales is None else torch.tensor([1.1e-2, 0.7, 3.3])

@@ -12,8 +12,7 @@ from conformance.suite import claim
 from references import grouped_gemm, nvfp4
 from suites.quant.bench import TIES, on_the_gpu, tie_blocks
 from suites.quant.exact import Exact
-from suites.quant.operands import Matrix, of_values, random_scales
-from suites.quant.test_gemm import _random_elements
+from suites.quant.operands import Matrix, of_values, random_elements, random_scales
 
 #: A one-hot input that its own block's scale holds exactly: the largest E2M1 element, or a power of two.
 _LOUD = {"nvfp4": 6.0, "mxfp4": 4.0, "mxfp8": 256.0, None: 1.0}
@@ -41,7 +40,7 @@ class Bench:
     def weights(self, n: int, k: int, salt: int = 0) -> Matrix:
         generator = self.generator(salt)
         some = random_scales((1, n, k // BLOCK[self.can.weights]), self.can.weights, generator)
-        return of_values(_random_elements((1, n, k), generator), self.can.weights, some)
+        return of_values(random_elements((1, n, k), generator), self.can.weights, some)
 
     def run(
         self,
@@ -163,7 +162,9 @@ def static(stack: Stack, context: Context) -> Evidence:
     for factor in (1.0, 2.0**10, 2.0**30):
         for scale in (1.0, 2.0**-4):
             given = (x.float() * factor * scale).bfloat16()
-            q = nvfp4.quantize(given, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale)
+            q = nvfp4.quantize(
+                given, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale
+            )
             seen = nvfp4.dequantize(q, scale)
             got = bench.run(w, given, input_scale=scale)
             bench.within(f"input times {factor:g}, input scale {scale:g}", got, seen, w.values[0], 0.0)
@@ -185,7 +186,9 @@ def bound(stack: Stack, context: Context) -> Evidence:
         x[0, :16] = (TIES * 448).bfloat16()  # so that its own global scale is 1, too
         scale = nvfp4.own_global_scale(x)
         rules = bench.can.rules
-        q = nvfp4.quantize(x, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale)
+        q = nvfp4.quantize(
+            x, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale
+        )
         seen = nvfp4.dequantize(q, scale)
     else:
         seen = torch.randint(-1, 2, (24, k), generator=bench.generator()).double()

@@ -74,7 +74,9 @@ def _powers(scales):
     try:
         return _function("decompress_mx_scale", "compressors.mx_utils")(scales).float()
     except NotImplementedError:
-        helper = _function("maybe_convert_from_mx_exp", "quantization.utils.mxfp_utils", "quantization.utils.mxfp4_utils")
+        helper = _function(
+            "maybe_convert_from_mx_exp", "quantization.utils.mxfp_utils", "quantization.utils.mxfp4_utils"
+        )
         return helper(_arguments("mxfp4"), scales.to(torch.float32))
 
 

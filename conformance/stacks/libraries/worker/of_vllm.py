@@ -72,7 +72,9 @@ def CAPABILITIES():
         "inputs": ["bfloat16", "float16", "float32"],
         "codes": {"e2m1_negative_zero": "either", "e8m0_zero": "0", "e8m0_nan": "inf"},
         "mxfp8": {"scale": "rceil", "zero_scale": 0},
-        "notes": ["codes are read off the values that cast_to_fp4 rounds to; .cuda() is left out of swizzle_blockscale"],
+        "notes": [
+            "codes are read off the values that cast_to_fp4 rounds to; .cuda() is left out of swizzle_blockscale"
+        ],
     }
 
 
