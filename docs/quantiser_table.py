@@ -13,10 +13,12 @@ from typing import Any
 _MARKS = {"pass": "yes", "fail": "**no**", "not-supported": "-", "error": "error", "crash": "crash", "not-run": "?"}
 _HEAD = """# Quantisers of libraries, on a CPU
 
-Made by `docs/quantiser_table.py` from runs of `conformance gate --layers quant --stack NAME`, one a library; nothing here is
-written by hand. `yes`: right, by the rules that the library's adapter declares; **no**: wrong, and below is how; `-`: the
-library offers no such thing. These are the libraries' paths in PyTorch and NumPy. Their GPU kernels are others, and have not
-been run.
+Made by `docs/quantiser_table.py` from runs of `conformance gate --layers quant --stack NAME`, one a library; nothing
+here is
+written by hand. `yes`: right, by the rules that the library's adapter declares; **no**: wrong, and below is how; `-`:
+the
+library offers no such thing. These are the libraries' paths in PyTorch and NumPy. Their GPU kernels are others, and
+have not been run.
 """
 
 

@@ -4,7 +4,8 @@
     scale = E4M3(amax / 6 / global scale);  element = E2M1(x / (scale as rounded * global scale))
 
 What libraries do differently is a parameter: `floor`, the smallest scale byte of a block that is not all zeros (0: a
-scale may round to zero, and then all elements of the block are zero); `underflow`, the byte in place of a scale that rounds to zero; `zero`, the byte of a block of zeros; `up`,
+scale may round to zero, and then all elements of the block are zero); `underflow`, the byte in place of a scale that
+rounds to zero; `zero`, the byte of a block of zeros; `up`,
 scales rounded up. Source: ModelOpt and vLLM (`amax / 2688`; 2688 = 6 * 448); cuDNN's block-scale-quantize rounds up.
 
 Real quantisers compute in float32, with reciprocals in place of divisions. So there are two ways to hold them to

@@ -1,4 +1,5 @@
-"""The seams of the quant layer: any method of a quantiser, a grouped GEMM (with SwiGLU behind it, too) or a linear layer may be another."""
+"""The seams of the quant layer: any method of a quantiser, of a grouped GEMM (with SwiGLU behind it, too) or of a
+linear layer may be another."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Nvfp4Rules(msgspec.Struct, frozen=True):
     """scale = E4M3(amax / 6 / global scale), elements divided by the scale *as rounded*.
 
     `scale_round`: `even`, or `up` (cuDNN). `scale_floor`: the smallest byte that a block with a non-zero element gets
-    (0: a scale that rounds to zero is zero, and all of its codes are). `scale_underflow`: the byte
-    of a block with a non-zero element whose scale rounds to zero. `zero_scale`: the byte of a block of zeros.
+    (0: a scale that rounds to zero is zero, and all of its codes are). `scale_underflow`: the byte of a block with a
+    non-zero element whose scale rounds to zero. `zero_scale`: the byte of a block of zeros.
     """
 
     scale_round: Literal["even", "up"] = "even"
@@ -79,12 +79,12 @@ class MxRules(msgspec.Struct, frozen=True):
 
 class QuantCapabilities(msgspec.Struct, frozen=True):
     """`offers`: what there is, of e2m1.encode, e2m1.decode, e4m3.encode, e4m3.decode, e8m0.decode, pack, unpack,
-    FORMAT.quantize, FORMAT.dequantize, nvfp4.own_global (a global scale of its own), nvfp4.weight, swizzle, unswizzle, groups, experts, interleave, deinterleave,
-    k_major.
+    FORMAT.quantize, FORMAT.dequantize, nvfp4.own_global (a global scale of its own), nvfp4.weight, swizzle,
+    unswizzle, groups, experts, interleave, deinterleave, k_major.
 
     `device`: where tensors live; `runs`: what runs there, in words (the function's own name). `inputs`: float types
-    that `quantize` takes. `views`: are rows of a larger matrix taken where they lie? `granularities`: of gate/up interleaving, in rows.
-    `weight_global`: of quantised weights, one a matrix, or one each for its gate and up half.
+    that `quantize` takes. `views`: are rows of a larger matrix taken where they lie? `granularities`: of gate/up
+    interleaving, in rows. `weight_global`: of quantised weights, one a matrix, or one each for its gate and up half.
     """
 
     offers: frozenset[str]
@@ -141,7 +141,8 @@ class Quantizer(Protocol):
     def unpack(self, packed: torch.Tensor) -> torch.Tensor: ...
 
     def quantize(self, format: Format, x: torch.Tensor, global_scale: float | None = None) -> Quantized:
-        """x (M, K). `global_scale` is `nvfp4`'s; None: the quantiser's own of this x, amax / 2688, if it offers one."""
+        """x (M, K). `global_scale` is `nvfp4`'s; None: the quantiser's own of this x, amax / 2688, if it offers
+        one."""
 
     def dequantize(self, format: Format, q: Quantized) -> torch.Tensor:
         """-> float32 (M, K)."""
@@ -262,16 +263,17 @@ class QuantLinear(Protocol):
 
 
 class SwigluCapabilities(GemmCapabilities, frozen=True):
-    """A grouped GEMM that ends in SwiGLU. `rounding`: gate and up go into SiLU as the sums in float32 (`once`: only the
-    result is rounded), or rounded to BF16 first (`bf16_h`). `halves`: do gate and up have global scales of their own?"""
+    """A grouped GEMM that ends in SwiGLU. `rounding`: gate and up go into SiLU as the sums in float32 (`once`: only
+    the result is rounded), or rounded to BF16 first (`bf16_h`). `halves`: do gate and up have global scales of their
+    own?"""
 
     rounding: Literal["once", "bf16_h"] = "once"
     halves: bool = True
 
 
 class FusedSwiglu(Protocol):
-    """out = SwiGLU(gate, up), gate and up the two halves of activations @ weights[e]^T, global scales included: SiLU is
-    not linear. The limit clamps gate from above and up on both sides, before SiLU."""
+    """out = SwiGLU(gate, up), gate and up the two halves of activations @ weights[e]^T, global scales included: SiLU
+    is not linear. The limit clamps gate from above and up on both sides, before SiLU."""
 
     def capabilities(self) -> SwigluCapabilities: ...
 

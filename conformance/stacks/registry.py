@@ -53,7 +53,8 @@ def open_stack(name: str, options: StackOptions) -> Stack:
 
 def is_foreign(name: str) -> bool:
     """Does foreign code run wherever this stack is opened? So it does with installed plug-ins and kernel libraries;
-    our own reference has none; vLLM and the quantisers of libraries live in workers of their own. An unknown name is not."""
+    our own reference has none; vLLM and the quantisers of libraries live in workers of their own. An unknown name is
+    not."""
     point = _known().get(name)
     return point is not None and getattr(point, "dist", None) is not None and point.value not in _AT_HOME
 

@@ -78,8 +78,8 @@ class Groups(NamedTuple):
 
 class GemmBench:
     def __init__(self, stack: Stack, context: Context, kernel: Any = None):
-        self.kernel = kernel or context.gemm
-        self.can = self.kernel.capabilities()
+        self.kernel: Any = kernel or context.gemm
+        self.can: Any = self.kernel.capabilities()
         self.seed = context.target.seed
         self.width = 0  #: columns of the result of what was prepared last
         on_the_gpu(stack, context, self.can.device, self.can.runs)

@@ -1,4 +1,5 @@
-"""A grouped GEMM that ends in SwiGLU, black-box: pairs of gate and up tell themselves; crafted pairs show the clamp."""
+"""A grouped GEMM that ends in SwiGLU, black-box: pairs of gate and up tell themselves; crafted pairs show the
+clamp."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Bench(GemmBench):
         got = self.once(a, b, groups, None, of_b).double()
         weights = b.values.clone()
         if of_b is not None:
-            by_row = of_b.double().repeat_interleave(weights.shape[1] // of_b[0].numel(), -1).view(len(weights), -1)
-            weights *= by_row[..., None]
+            own = of_b.double().view(len(weights), -1)  # one a matrix, or one a half
+            weights *= own.repeat_interleave(weights.shape[1] // own.shape[1], 1)[..., None]
         for expert, (start, size) in enumerate(zip(groups.offsets, groups.sizes, strict=True)):
             rows = slice(start, start + size)
             due = fused_swiglu.bounded(
@@ -70,8 +71,8 @@ def _one_hot(bench: Bench, k: int, experts: int) -> tuple[Matrix, Groups]:
 
 @claim("quant.swiglu.pairing")
 def pairing(stack: Stack, context: Context) -> Evidence:
-    """Gates of 32 and more, where SiLU is the identity, beside ups of 1, and ups at random beside gates of 32: each output
-    tells which gate and which up made it, bit for bit."""
+    """Gates of 32 and more, where SiLU is the identity, beside ups of 1, and ups at random beside gates of 32: each
+    output tells which gate and which up made it, bit for bit."""
     bench = Bench(stack, context)
     generator = bench.generator()
     for half in sorted({bench.half(size) for size in _HALVES}):
@@ -94,8 +95,8 @@ def pairing(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.swiglu.clamp")
 def clamp(stack: Stack, context: Context) -> Evidence:
-    """All pairs of gate and up out of -2 L, -L, -L / 2, 0, L / 2, L, 2 L, at limits 8 and 1: at 8 the order of clamp and
-    SiLU does not show in BF16, at 1 it does."""
+    """All pairs of gate and up out of -2 L, -L, -L / 2, 0, L / 2, L, 2 L, at limits 8 and 1: at 8 the order of clamp
+    and SiLU does not show in BF16, at 1 it does."""
     bench = Bench(stack, context)
     k, half = bench.shape(1, 64)[1], bench.half(24)
     steps = torch.tensor([-4.0, -2, -1, 0, 1, 2, 4])
@@ -116,11 +117,9 @@ def alpha(stack: Stack, context: Context) -> Evidence:
     k, half = bench.shape(1, 64)[1], bench.half(24)
     a, groups = _one_hot(bench, k, 2)
     values = random_elements((2, 2 * half, k), bench.generator())
-    scales = torch.tensor([[0.25, 4.0], [0.37, 0.5]]) if bench.can.halves else torch.tensor([0.25, 0.37])[:, None]
-    of_b = scales if bench.can.halves else scales.flatten()
+    of_b = torch.tensor([[0.25, 4.0], [0.37, 0.5]]) if bench.can.halves else torch.tensor([0.25, 0.37])
     for limit in (None, 1.0):
-        b = bench.scaled(values, 0)
-        bench.judge(f"limit {limit}", a, b, groups, limit, of_b if bench.can.halves else of_b[:, None])
+        bench.judge(f"limit {limit}", a, bench.scaled(values, 0), groups, limit, of_b)
     return bench.evidence("SiLU sees gates with their global scale")
 
 

@@ -31,7 +31,7 @@ class FlashInferStack:
         self._quantizer: LibraryQuantizer | None = None
 
     def info(self) -> StackInfo:
-        """Raises StackMissing without FlashInfer or torch. With `--python`, of that interpreter's: its quantisers alone."""
+        """Raises StackMissing without FlashInfer or torch. With `--python`, that interpreter's quantisers."""
         import sys
 
         if self._options.library_python:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 _WORKER = Path(__file__).with_name("worker")
-_CODEC = Path(__file__).with_name("tensors.py")
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -67,7 +66,7 @@ class LibraryQuantizer:
                 WorkerSpec(
                     name=f"quant_{self._library}",
                     python=interpreter.resolve(self._python, self._option),
-                    modules=sources(_WORKER) | {"tensors": _CODEC.read_text()},
+                    modules=sources(_WORKER),
                     entry="api",
                     path=interpreter.search_path([found] if found else []),
                     environment=_ENVIRONMENT,
@@ -83,7 +82,7 @@ class LibraryQuantizer:
             self._worker.close()
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        from conformance.stacks.libraries import tensors
+        from conformance.stacks.libraries.worker import tensors
 
         self.opened()
         answer = self._process().call("call_library", method=method, arguments=tensors.packed(list(arguments)))

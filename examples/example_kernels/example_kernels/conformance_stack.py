@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from conformance.errors import StackRefused
 from conformance.stacks.protocols import StackInfo, StackOptions
 from conformance.stacks.quant_protocol import (
@@ -12,7 +13,6 @@ from conformance.stacks.quant_protocol import (
     Quantized,
     QuantizedWeight,
 )
-
 from example_kernels import kernels
 
 

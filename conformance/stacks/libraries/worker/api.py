@@ -9,7 +9,7 @@ import sys
 
 from . import tensors
 
-_opened = []
+_opened: list = []
 
 
 class Missing(Exception):
@@ -59,9 +59,9 @@ def call_library(method, arguments):
         raise Unsupported(str(error)) from error
     except Exception as error:
         raise Refused(f"{type(error).__name__}: {error}") from error
-    for one, copy in zip(given, kept):
+    for one, copy in zip(given, kept, strict=True):
         if copy is not None and not _same(one, copy):
-            raise RuntimeError(f"{method} changed its input")
+            raise Refused(f"{method} changed its input")
     return tensors.packed(answer)
 
 

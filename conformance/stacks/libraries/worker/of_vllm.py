@@ -1,5 +1,5 @@
-"""vLLM's quantisers in PyTorch, which its emulation and its weight loading use: `quantization/utils`. Its GPU kernels are
-others, and are not run here."""
+"""vLLM's quantisers in PyTorch, which its emulation and its weight loading use: `quantization/utils`. Its GPU kernels
+are others, and are not run here."""
 
 _ROOT = "vllm.model_executor.layers.quantization.utils"
 
@@ -130,11 +130,11 @@ def _swizzled(scales):
     import torch
 
     kept = torch.Tensor.cuda
-    torch.Tensor.cuda = lambda self, *args, **named: self
+    setattr(torch.Tensor, "cuda", lambda self, *args, **named: self)  # noqa: B010
     try:
         return _swizzle_blockscale()(scales.view(torch.float8_e4m3fn)).view(torch.uint8)
     finally:
-        torch.Tensor.cuda = kept
+        setattr(torch.Tensor, "cuda", kept)  # noqa: B010
 
 
 def swizzle(scales):

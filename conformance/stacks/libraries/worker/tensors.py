@@ -12,7 +12,8 @@ def packed(value):
 
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
-        span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
+        axes = zip(tensor.shape, tensor.stride(), strict=True)
+        span = sum((n - 1) * step for n, step in axes) + 1 if tensor.numel() else 0
         flat = torch.as_strided(tensor, (span,), (1,), tensor.storage_offset())
         data = flat.contiguous().view(torch.uint8).numpy().tobytes()
         return (_MARK, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride()), data)
