@@ -21,6 +21,7 @@ class Bench:
 
     def __init__(self, stack: Stack, context: Context, *needs: str):
         self.quantizer = context.quantizer
+        on_the_gpu(stack, context, getattr(self.quantizer, "device", ""), f"the quantiser of {stack.name}")
         self.can = self.quantizer.capabilities()
         self.device = self.can.device
         self.seed = context.target.seed

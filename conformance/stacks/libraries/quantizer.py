@@ -35,6 +35,9 @@ class LibraryQuantizer:
     """See quant_protocol.Quantizer. `option` is what chooses the interpreter, for messages; `source`, a checkout,
     goes first on its search path."""
 
+    #: Where its tensors live: known before a worker is started.
+    device = "cpu"
+
     def __init__(
         self, library: str, options: StackOptions, python: str | None, option: str, source: str | None = None
     ) -> None:
