@@ -2,7 +2,7 @@
 
     python benchmarks/e2m1_decode.py [--peers PYTHON]     an interpreter with ml_dtypes and torchao
 
-Elements a second, in Mi, best of three; 64 is the least that the quant layer needs. Ratios are against `references.mxfp4`.
+Elements a second, in Mi, best of three; the quant layer needs 64 of its reference. Ratios are against it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 
 from conformance.errors import NotSupported, StackMissing, StackRefused, UsageError
 from conformance.stacks import libraries
-from conformance.stacks.libraries.quantizer import LibraryQuantizer
+from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
 from conformance.stacks.libraries.worker import tensors
 from conformance.stacks.protocols import StackOptions
 
@@ -55,9 +55,9 @@ def pretended(tmp_path, monkeypatch):
     for name in ("mx_tensor", "nvfp4_tensor", "utils"):
         (folder / f"{name}.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    quantizer = LibraryQuantizer("torchao", StackOptions(), sys.executable, "--python")
-    yield quantizer
-    quantizer.close()
+    worker = LibraryWorker("torchao", StackOptions(library_python=sys.executable))
+    yield LibraryQuantizer("torchao", "--python", worker)
+    worker.close()
 
 
 def test_a_library_in_a_worker(pretended):

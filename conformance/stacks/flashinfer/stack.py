@@ -10,13 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from conformance.errors import StackMissing
+from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
 from conformance.stacks.protocols import StackInfo, StackOptions
 
 if TYPE_CHECKING:
     from conformance.stacks.compile.compiler import ToolchainCompiler
     from conformance.stacks.cuda_graphs import CudaGraphs
     from conformance.stacks.flashinfer.moe import FlashInferMoe
-    from conformance.stacks.libraries.quantizer import LibraryQuantizer
     from conformance.stacks.protocols import MoeCall, MoeRequest
 #: The library has no list of its own: the batch sizes that the MoE layer judges.
 _GRAPH_SIZES = (1, 8, 16, 64)
@@ -28,7 +28,8 @@ class FlashInferStack:
     def __init__(self, options: StackOptions | None = None) -> None:
         self._options = options or StackOptions()
         self._compiler: ToolchainCompiler | None = None
-        self._quantizer: LibraryQuantizer | None = None
+        self._worker = LibraryWorker("flashinfer", self._options)
+        self._quantizer = LibraryQuantizer("flashinfer", "--python", self._worker)
 
     def info(self) -> StackInfo:
         """Raises StackMissing without FlashInfer or torch. With `--python`, that interpreter's quantisers."""
@@ -87,10 +88,6 @@ class FlashInferStack:
 
     def quantizer(self) -> LibraryQuantizer:
         """The library's references in PyTorch, in a worker without a GPU."""
-        if self._quantizer is None:
-            from conformance.stacks.libraries.quantizer import LibraryQuantizer
-
-            self._quantizer = LibraryQuantizer("flashinfer", self._options, self._options.library_python, "--python")
         return self._quantizer
 
     def _of_another(self) -> StackInfo:
@@ -106,8 +103,7 @@ class FlashInferStack:
         )
 
     def close(self) -> None:
-        if self._quantizer is not None:
-            self._quantizer.close()
+        self._worker.close()
         if self._compiler is not None:
             self._compiler.close()
 

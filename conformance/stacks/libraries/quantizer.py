@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from conformance.stacks.quant_protocol import Format, QuantCapabilities, Quantiz
 if TYPE_CHECKING:
     import torch
 
-_WORKER = Path(__file__).with_name("worker")
+WORKER = Path(__file__).with_name("worker")
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
@@ -31,19 +32,45 @@ _ENVIRONMENT = {
 }
 
 
+class LibraryWorker:
+    """The process that a library is opened in, by the interpreter that `--python` names. Started by the first call."""
+
+    def __init__(self, library: str, options: StackOptions) -> None:
+        self._library, self._options = library, options
+        self._worker: Worker | None = None
+
+    def __call__(self) -> Worker:
+        if self._worker is None:
+            o = self._options
+            self._worker = Worker(
+                WorkerSpec(
+                    name=f"quant_{self._library}",
+                    python=interpreter.resolve(o.library_python, "--python"),
+                    modules=sources(WORKER),
+                    entry="calls",
+                    path=interpreter.search_path([]),
+                    environment=_ENVIRONMENT,
+                    work_dir=o.work_dir,
+                    call_timeout=o.call_timeout,
+                    start_timeout=o.start_timeout,
+                )
+            )
+        return self._worker
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
 class LibraryQuantizer:
-    """See quant_protocol.Quantizer. `option` is what chooses the interpreter, for messages; `source`, a checkout,
-    goes first on its search path."""
+    """See quant_protocol.Quantizer. `worker` gives the process that runs WORKER's modules; `option` is what chooses its
+    interpreter, for messages."""
 
     #: Where its tensors live: known before a worker is started.
     device = "cpu"
 
-    def __init__(
-        self, library: str, options: StackOptions, python: str | None, option: str, source: str | None = None
-    ) -> None:
-        self._library, self._options, self._python, self._option = library, options, python, option
-        self._source = source
-        self._worker: Worker | None = None
+    def __init__(self, library: str, option: str, worker: Callable[[], Worker]) -> None:
+        self._library, self._option, self._process = library, option, worker
         self._told: dict[str, Any] = {}
         self._generation = -1
 
@@ -61,28 +88,6 @@ class LibraryQuantizer:
                 ) from None
             self._generation = worker.generation
         return self._told
-
-    def _process(self) -> Worker:
-        if self._worker is None:
-            found = interpreter.checkout(self._source, self._library, "--vllm-source")
-            self._worker = Worker(
-                WorkerSpec(
-                    name=f"quant_{self._library}",
-                    python=interpreter.resolve(self._python, self._option),
-                    modules=sources(_WORKER),
-                    entry="api",
-                    path=interpreter.search_path([found] if found else []),
-                    environment=_ENVIRONMENT,
-                    work_dir=self._options.work_dir,
-                    call_timeout=self._options.call_timeout,
-                    start_timeout=self._options.start_timeout,
-                )
-            )
-        return self._worker
-
-    def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
 
     def _call(self, method: str, *arguments: Any) -> Any:
         from conformance.stacks.libraries.worker import tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.stacks.libraries.quantizer import LibraryQuantizer
+from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
 from conformance.stacks.protocols import StackInfo, StackOptions
 
 
@@ -11,7 +11,8 @@ class LibraryStack:
 
     def __init__(self, name: str, library: str, options: StackOptions) -> None:
         self.name = name
-        self._quantizer = LibraryQuantizer(library, options, options.library_python, "--python")
+        self._worker = LibraryWorker(library, options)
+        self._quantizer = LibraryQuantizer(library, "--python", self._worker)
 
     def info(self) -> StackInfo:
         """Starts the worker. Raises StackMissing with what to install, UsageError for an interpreter that is none."""
@@ -30,4 +31,4 @@ class LibraryStack:
         return self._quantizer
 
     def close(self) -> None:
-        self._quantizer.close()
+        self._worker.close()

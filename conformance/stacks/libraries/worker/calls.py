@@ -4,6 +4,7 @@ Such a module has `load()`, which imports the library, `VERSION()`, `CAPABILITIE
 it offers, with the protocol's arguments.
 """
 
+import contextlib
 import importlib
 import sys
 
@@ -29,8 +30,6 @@ class Unsupported(Exception):
 def open_library(library):
     import torch
 
-    # Memory that is handed out uninitialised is filled, so that padding which nobody wrote shows.
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
     module = importlib.import_module(f".of_{library}", __package__)
     try:
         module.load()
@@ -54,7 +53,8 @@ def call_library(method, arguments):
     given = tensors.unpacked(arguments)
     kept = [one.clone() if hasattr(one, "clone") else None for one in given]
     try:
-        answer = function(*given)
+        with _filled():
+            answer = function(*given)
     except NotImplementedError as error:
         raise Unsupported(str(error)) from error
     except Exception as error:
@@ -63,6 +63,18 @@ def call_library(method, arguments):
         if copy is not None and not _same(one, copy):
             raise Refused(f"{method} changed its input")
     return tensors.packed(answer)
+
+
+@contextlib.contextmanager
+def _filled():
+    """Memory that is handed out uninitialised is filled, so that padding which nobody wrote shows."""
+    import torch
+
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(False, warn_only=False)
 
 
 def _same(one, other):
