@@ -22,7 +22,7 @@ _CAUSES = {
     (
         "compressed-tensors",
         "quant.nvfp4.interval",
-    ): "scales of BF16 inputs are divided in BF16; of float32 they are right",
+    ): "scales of BF16 inputs are divided in BF16",
     ("compressed-tensors", "quant.nvfp4.saturation"): "the same",
     (
         "compressed-tensors",
