@@ -14,8 +14,8 @@ _MARKS = {"pass": "yes", "fail": "**no**", "not-supported": "-", "error": "error
 _HEAD = """# Quantisers of libraries, on a CPU
 
 Made by `docs/quantiser_table.py` from runs of `conformance gate --layers quant --stack NAME`, one a library. `yes`:
-right, by the rules that the library's adapter declares; **no**: wrong, and below is how; `-`: the library offers no such
-thing. These are the libraries' paths in PyTorch and NumPy. Their GPU kernels are others, and have not been run.
+right, by the rules that the library's adapter declares; **no**: wrong, and below is how; `-`: the library offers no
+such thing. These are the libraries' paths in PyTorch and NumPy. Their GPU kernels are others, and have not been run.
 """
 #: What a difference comes from, where its numbers do not say so.
 _CAUSES = {

@@ -57,7 +57,7 @@ def e2m1(stack: Stack, context: Context) -> Evidence:
         zero = int(bench.quantizer.encode("e2m1", bench.to(torch.tensor([-0.1])))[0])
         found.notes.append(f"choice: -0.1 becomes code {zero}")
         nan = int(bench.quantizer.encode("e2m1", bench.to(torch.tensor([torch.nan])))[0])
-        found.notes.append(f"choice: NaN becomes code {nan}")
+        found.notes.append(f"choice: NaN {'becomes code ' + str(nan) if nan < 16 else 'stays NaN, which is no code'}")
     elif "nvfp4.quantize" in bench.can.offers:
         # A block of sixteen with a 6 in it, global scale 1: its scale is 1, and elements are codes' values.
         values = {0.75: 2, 1.75: 4, 3.5: 6, 0.25: 0, 1.25: 2, 2.5: 4, 5.0: 6}
