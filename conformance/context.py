@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.prepare_protocol import Preparation
+    from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
@@ -94,6 +95,8 @@ class Target(msgspec.Struct, frozen=True):
     nightly: bool = False
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
+    #: Faults are planted: the checks are judged, and no machine.
+    planting: bool = False
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -173,7 +176,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs.
+    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu` and `linear` open the stack's.
     """
 
     def __init__(
@@ -194,6 +197,10 @@ class Context:
         loader_only: bool = False,
         graphs: Callable[[], GraphRunner] | None = None,
         compiler: Callable[[], Compiler] | None = None,
+        quantizer: Callable[[], Quantizer] | None = None,
+        gemm: Callable[[], GroupedGemm] | None = None,
+        swiglu: Callable[[], FusedSwiglu] | None = None,
+        linear: Callable[[], QuantLinear] | None = None,
     ):
         self.target = target
         self.files = files
@@ -212,6 +219,7 @@ class Context:
         self.moe_calls = moe_calls
         self._open_graphs = graphs
         self._open_compiler = compiler
+        self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -363,6 +371,33 @@ class Context:
         if self._open_compiler is None:
             raise NotSupported("the stack compiles nothing for this harness (no `compiler()`)")
         return self._open_compiler()
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
+        found: Quantizer = self._quant("quantizer", "quantiser")
+        return found
+
+    @property
+    def gemm(self) -> GroupedGemm:
+        found: GroupedGemm = self._quant("gemm", "grouped GEMM")
+        return found
+
+    @property
+    def swiglu(self) -> FusedSwiglu:
+        found: FusedSwiglu = self._quant("swiglu", "grouped GEMM that ends in SwiGLU")
+        return found
+
+    @property
+    def linear(self) -> QuantLinear:
+        found: QuantLinear = self._quant("linear", "quantised linear layer")
+        return found
+
+    def _quant(self, name: str, words: str) -> Any:
+        opened = self._open_quant[name]
+        if opened is None:
+            raise NotSupported(f"the stack offers no {words} to this harness (no `{name}()`)")
+        return self.once(name, opened)
 
     @property
     def maps(self) -> LoadedMaps:

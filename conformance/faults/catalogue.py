@@ -18,6 +18,7 @@ from conformance.faults import (
     narrow,
     plan,
     prepare,
+    quant_catalogue,
     ranks,
 )
 from conformance.faults.files import FilesFault
@@ -25,6 +26,7 @@ from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
 from conformance.faults.prepare import PrepareFault
+from conformance.faults.quant_seam import QuantFault
 from conformance.faults.seams import GuardFault, LoaderFault
 from conformance.stacks.protocols import PlanOutcome
 from conformance.stacks.selection_protocol import Choice
@@ -49,6 +51,7 @@ class Fault(NamedTuple):
     files: FilesFault | None = None
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
+    quant: QuantFault | None = None
     rounded: bool = False
 
     @property
@@ -1129,6 +1132,10 @@ _WRITTEN = (
         graph=graph.rank2_skipped,
     ),
     Fault("graph-warm-up-zeroes", "warm-up zeroes its caller's input", _graph("canaries"), graph=graph.warm_up_zeroes),
+    *(
+        Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
+        for row in quant_catalogue.ROWS
+    ),
 )
 
 FAULTS: dict[str, Fault] = {fault.id: fault for fault in _WRITTEN}

@@ -23,6 +23,7 @@ from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
 from conformance.faults.prepare import FaultyPreparation, FaultySelection
+from conformance.faults.quant_seam import QuantFault
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate, offered
@@ -130,6 +131,7 @@ def _target(stack_name: str, backend: str) -> Target:
         vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
         arithmetic=profile.arithmetic if emulated else None,
         layout=b.layout,
+        planting=True,
     )
 
 
@@ -231,6 +233,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.graph and graphs:
         clean_graphs, graph_fault = graphs, fault.graph
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
+    quant = (fault and fault.quant) or QuantFault()
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
     named = fault.id if fault and (fault.moe or fault.graph) else ""
@@ -251,6 +254,10 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         loader_only=bool(fault and fault.moe and fault.moe.loader),
         graphs=graphs,
         compiler=compiler,
+        quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
+        gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
+        swiglu=quant.planted("swiglu", getattr(stack, "swiglu", None)),
+        linear=quant.planted("linear", getattr(stack, "linear", None)),
     )
 
 

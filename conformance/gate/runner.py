@@ -141,6 +141,10 @@ class Runner:
                 selection=getattr(stack, "selection", None),
                 graphs=getattr(stack, "graph", None),
                 compiler=getattr(stack, "compiler", None),
+                quantizer=getattr(stack, "quantizer", None),
+                gemm=getattr(stack, "gemm", None),
+                swiglu=getattr(stack, "swiglu", None),
+                linear=getattr(stack, "linear", None),
             )
         return self._contexts[stack.name]
 
@@ -248,6 +252,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--stack", s.stack),
         ("--vllm-python", s.vllm_python),
         ("--vllm-source", s.vllm_source),
+        ("--python", s.python),
         ("--geometry", None if s.checkpoint else s.geometry),
         ("--checkpoint", s.checkpoint),
         ("--checkpoint-bytes", s.checkpoint_bytes),

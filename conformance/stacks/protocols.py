@@ -234,6 +234,8 @@ class StackOptions(msgspec.Struct, frozen=True):
 
     python: str | None = None
     source: str | None = None
+    #: The interpreter that holds the library whose quantisers are judged: `--python`.
+    library_python: str | None = None
     work_dir: str | None = None
     #: Seconds that one call into the stack may take, and that its start may take.
     call_timeout: float = 300.0

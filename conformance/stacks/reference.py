@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_compiler import ReferenceCompiler
+    from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
     from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
+    from conformance.stacks.reference_quant import ReferenceQuantizer
     from conformance.stacks.reference_selection import ReferenceSelection
 
 
@@ -57,7 +59,7 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)", "graph"],
+            capabilities=["plan", "loader", "virtual-tp", "quant", f"moe ({self._arithmetic} x MXFP4)", "graph"],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -102,6 +104,26 @@ class ReferenceStack:
         from conformance.stacks.reference_compiler import ReferenceCompiler
 
         return ReferenceCompiler()
+
+    def quantizer(self) -> ReferenceQuantizer:
+        from conformance.stacks.reference_quant import ReferenceQuantizer
+
+        return ReferenceQuantizer()
+
+    def gemm(self) -> ReferenceGemm:
+        from conformance.stacks.reference_gemm import ReferenceGemm
+
+        return ReferenceGemm()
+
+    def swiglu(self) -> ReferenceSwiglu:
+        from conformance.stacks.reference_gemm import ReferenceSwiglu
+
+        return ReferenceSwiglu()
+
+    def linear(self) -> ReferenceLinear:
+        from conformance.stacks.reference_gemm import ReferenceLinear
+
+        return ReferenceLinear()
 
     def close(self) -> None:
         pass
