@@ -1,6 +1,6 @@
 """The kernel with one fault each, compiled into it: the gate must turn every one of them down.
 
-Nothing of this is installed with the package; `test_gate.py` makes stacks of them on a path of its own.
+Nothing of this is installed with the package: `test_gate.py` installs stacks of them in a folder of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import cutlass
 from cutlass import BFloat16
 
 
+from cute_dsl_sm90_gemm.adapter import CuteStack
 from cute_dsl_sm90_gemm.kernel import GroupedGemm, e2m1
 
 
@@ -67,3 +68,16 @@ FAULTS = {
     "expert-stride": ExpertStride,
     "nibbles-swapped": NibblesSwapped,
 }
+
+
+class PlantedStack(CuteStack):
+    def __init__(self, fault):
+        super().__init__("nvfp4")
+        self.name, self._fault = f"planted-{fault}", FAULTS[fault]
+
+    def kernel(self):
+        return self._fault("nvfp4")
+
+
+def opener(fault):
+    return lambda options: PlantedStack(fault)

@@ -15,8 +15,9 @@ from conformance.stacks.quant_protocol import BLOCK, Activations, GemmCapabiliti
 
 if TYPE_CHECKING:
     import torch
-
     from conformance.stacks.protocols import StackOptions
+
+    from cute_dsl_sm90_gemm.kernel import GroupedGemm
 
 Weights = Literal["nvfp4", "mxfp4"]
 _LIBRARIES = {"torch": "torch", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
@@ -58,9 +59,12 @@ class CuteStack:
             raise StackMissing(f"{self.name} needs an SM90 GPU (H100, H200), and torch sees none here")
         if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
             raise StackMissing(f"{self.name} is built for SM90 (H100, H200); this is a {_gpu()}, SM{found[0]}{found[1]}")
+        return CuteGemm(self.kernel(), self._weights)
+
+    def kernel(self) -> GroupedGemm:
         from cute_dsl_sm90_gemm.kernel import GroupedGemm
 
-        return CuteGemm(GroupedGemm(self._weights), self._weights)
+        return GroupedGemm(self._weights)
 
     def close(self) -> None:
         pass
@@ -78,7 +82,7 @@ class Handle(NamedTuple):
 class CuteGemm:
     """`gemm`: what is compiled, once, at the first `prepare`."""
 
-    def __init__(self, gemm: Any, weights: Weights):
+    def __init__(self, gemm: GroupedGemm, weights: Weights):
         self._gemm, self._weights = gemm, weights
         self._launch: Any = None
 
