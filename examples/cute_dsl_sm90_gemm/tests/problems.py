@@ -20,11 +20,16 @@ class Problem(NamedTuple):
     offsets: torch.Tensor  # (E,) int32
     sizes: torch.Tensor
 
-    def exact(self, format: str, accumulation: float = 2.0**-20) -> grouped_gemm.Bounded:
-        values = weight_values(format, self.weights)
+    def exact(self, format: str) -> grouped_gemm.Bounded:
+        values, depth = weight_values(format, self.weights), self.x.shape[1]
         return grouped_gemm.grouped(
-            self.x.double(), values, self.offsets.tolist(), self.sizes.tolist(), accumulation=accumulation
+            self.x.double(), values, self.offsets.tolist(), self.sizes.tolist(), accumulation=accumulation(depth)
         )
+
+
+def accumulation(depth: int) -> float:
+    """`mma.sync` truncates its sums: less than a unit of FP32, 2^-23 of the sum so far, for every 16 elements of K."""
+    return depth / 16 * 2.0**-23
 
 
 def weight_values(format: str, w: QuantizedWeight) -> torch.Tensor:
