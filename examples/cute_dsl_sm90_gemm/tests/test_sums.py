@@ -14,7 +14,7 @@ from problems import accumulation, random_weights, weight_values
 @pytest.mark.parametrize("depth", [128, 1024, 7168])
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
 def test_errors_of_sums_stay_within_what_truncation_explains(depth, signs, record_property):
-    """The second half of K repeats the first with x negated: the exact sum is 0, and the sum of magnitudes S is not."""
+    """The second half of K repeats the first with x negated: the exact sum is 0 (FP64 has it below 2^-40 S), S being the sum of magnitudes."""
     w, half = random_weights("nvfp4", 1, 256, depth), depth // 2
     w.codes[..., half // 2 :] = w.codes[..., : half // 2]
     w.scales[..., half // 16 :] = w.scales[..., : half // 16]
@@ -26,7 +26,7 @@ def test_errors_of_sums_stay_within_what_truncation_explains(depth, signs, recor
     w.global_scales.fill_(1.0)
     values = weight_values("nvfp4", w)[0]
     size = x.double().abs() @ values.abs().T
-    assert not (x.double() @ values.T).any()
+    assert bool(((x.double() @ values.T).abs() <= 2.0**-40 * size).all())
     out = torch.full((64, 256), torch.nan, dtype=torch.bfloat16, device="cuda")
     rows = torch.tensor([0, 64], dtype=torch.int32, device="cuda")
     compiled(GroupedGemm("nvfp4"))(x.cuda(), *(t.cuda() for t in w), rows[:1], rows[1:], out)
