@@ -14,7 +14,7 @@ from functools import cache
 
 import planted
 from cute_dsl_sm90_gemm.kernel import GroupedGemm, compiled
-from problems import Problem, random_problem
+from problems import Problem, random_problem, weight_values
 
 FORMATS = ("nvfp4", "mxfp4")
 #: Empty groups first, between and last; one row; a tile, one more and one less; two tiles.
@@ -100,22 +100,13 @@ def test_a_nan_scale_stays_in_its_group_and_column(format):
     assert torch.equal(out.isnan(), hit)
 
 
-def test_every_scale_byte_and_code_by_one_hot_rows():
-    """Rows of x are 1 at one element: out is the weight itself, which BF16 holds."""
-    from problems import weight_values
-
-    for format, depth in (("nvfp4", 128), ("mxfp4", 128)):
-        problem = random_problem(format, [depth], 256, depth)
-        scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(problem.weights.scales.shape[1:])
-        bad = 0x7F if format == "nvfp4" else 0xFF
-        problem.weights.scales[0] = torch.where((scales & 0x7F) == 0x7F, 1, scales) if format == "nvfp4" else scales
-        problem.weights.scales[0][scales == bad] = 1
-        problem.weights.global_scales[0] = 1.0
-        problem = problem._replace(x=torch.eye(depth).bfloat16())
-        due = weight_values(format, problem.weights)[0].T
-        if format == "nvfp4":
-            due = due * torch.where(torch.arange(256) < 128, 1, -1)  # a scale has no sign here
-        out = result(launcher(format), problem)
-        fits = due.abs() < 2.0**127  # 6 * 2^127 is beyond BF16 and FP32
-        wrong = (out != due) & fits
-        assert not wrong.any(), f"{format}: scale bytes {sorted(set(wrong.nonzero()[:, 1].tolist()))}"
+@pytest.mark.parametrize(("format", "last"), [("nvfp4", 0x7E), ("mxfp4", 0xFC)])
+def test_every_scale_byte_by_one_hot_rows(format, last):
+    """Rows of x are 1 at one element: out is the weight itself, which BF16 holds, 2^-128 too. Beyond `last` are NaN and
+    what is too large for BF16."""
+    problem = random_problem(format, [128], last + 1, 128)
+    problem.weights.scales[0] = torch.arange(last + 1)[:, None]
+    problem.weights.global_scales.fill_(1.0)
+    out = result(launcher(format), problem._replace(x=torch.eye(128).bfloat16()))
+    wrong = (out != weight_values(format, problem.weights)[0].T).any(0)
+    assert not wrong.any(), f"scale bytes {wrong.nonzero().flatten().tolist()}"

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
 from cutlass.cute.nvgpu import warp
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from cutlass.utils import SmemAllocator
+from cutlass.memory import SmemAllocator
 
 TILE = 64  # rows and columns of the result, and elements along K, that a thread block has in hand
 WARPS = (2, 2, 1)  # along M, N and K
