@@ -37,7 +37,9 @@ def libraries(adapter, monkeypatch):
 
 
 def test_opening_it_imports_nothing_heavy():
-    code = "import sys, cute_dsl_sm90_gemm.adapter as a; a.open_nvfp4(None); print({'torch', 'cutlass'} & {*sys.modules})"
+    code = (
+        "import sys, cute_dsl_sm90_gemm.adapter as a; a.open_nvfp4(None); print({'torch', 'cutlass'} & {*sys.modules})"
+    )
     path = os.pathsep.join([str(TREE), str(EXAMPLE / "src")])
     told = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True)
     assert told.stdout.split() == [b"set()"], told.stderr.decode()
@@ -46,7 +48,9 @@ def test_opening_it_imports_nothing_heavy():
 def test_without_cute_dsl_it_names_what_to_install(adapter, monkeypatch):
     monkeypatch.setattr(adapter, "find_spec", lambda name: None if name == "cutlass" else object())
     for ask in (lambda stack: stack.info(), lambda stack: stack.gemm()):
-        with pytest.raises(StackMissing, match=r"^nvidia-cutlass-dsl is not installed in .*: pip install nvidia-cutlass-dsl$"):
+        with pytest.raises(
+            StackMissing, match=r"^nvidia-cutlass-dsl is not installed in .*: pip install nvidia-cutlass-dsl$"
+        ):
             ask(adapter.open_mxfp4(StackOptions()))
 
 
@@ -65,7 +69,7 @@ def test_another_gpu_is_refused(libraries, monkeypatch, capability):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Other")
-    with pytest.raises(StackMissing, match="is built for SM90.*this is a Other, SM%d%d" % capability):
+    with pytest.raises(StackMissing, match=r"is for SM90 .*; this is a Other, SM{}{}".format(*capability)):
         libraries.open_nvfp4(StackOptions()).gemm()
 
 

@@ -6,11 +6,9 @@ Nothing of this is installed with the package: `test_gate.py` installs stacks of
 from __future__ import annotations
 
 import cutlass
-from cutlass import BFloat16
-
-
 from cute_dsl_sm90_gemm.adapter import CuteStack
 from cute_dsl_sm90_gemm.kernel import GroupedGemm, e2m1
+from cutlass import BFloat16
 
 
 class BlockDoubled(GroupedGemm):

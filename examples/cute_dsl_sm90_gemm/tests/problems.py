@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from conformance.stacks.quant_protocol import BLOCK, QuantizedWeight
 
+from conformance.stacks.quant_protocol import BLOCK, QuantizedWeight
 from references import codes, grouped_gemm
 
 DECODE_SCALE = {"nvfp4": codes.decode_e4m3, "mxfp4": codes.decode_e8m0}

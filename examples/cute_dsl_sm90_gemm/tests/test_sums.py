@@ -1,20 +1,15 @@
 """How exact FP32 sums in the kernel are: terms that cancel, so that what is left is the error."""
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("cutlass", reason="CuTe DSL (nvidia-cutlass-dsl) is not installed")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-    pytest.skip("no SM90 GPU here: the kernel runs on no other", allow_module_level=True)
-
+import torch
 from cute_dsl_sm90_gemm.kernel import GroupedGemm, compiled
 from problems import accumulation, random_weights, weight_values
 
 
 @pytest.mark.parametrize("depth", [128, 1024, 7168])
 @pytest.mark.parametrize("signs", ["positive", "mixed"])
-def test_errors_of_sums_stay_within_what_truncation_explains(depth, signs, record_property):
-    """The second half of K repeats the first with x negated: the exact sum is 0 (FP64 has it below 2^-40 S), S being the sum of magnitudes."""
+def test_errors_of_sums_stay_within_what_truncation_explains(depth, signs):
+    """The second half of K repeats the first with x negated: the exact sum is 0, the sum of magnitudes S is not."""
     w, half = random_weights("nvfp4", 1, 256, depth), depth // 2
     w.codes[..., half // 2 :] = w.codes[..., : half // 2]
     w.scales[..., half // 16 :] = w.scales[..., : half // 16]
@@ -31,6 +26,5 @@ def test_errors_of_sums_stay_within_what_truncation_explains(depth, signs, recor
     rows = torch.tensor([0, 64], dtype=torch.int32, device="cuda")
     compiled(GroupedGemm("nvfp4"))(x.cuda(), *(t.cuda() for t in w), rows[:1], rows[1:], out)
     worst = float((out.double().cpu().abs() / size).max())
-    record_property("worst", worst)
     print(f"K {depth}, {signs}: largest error / S = {worst:.3g}, {worst / accumulation(depth):.3g} of the bound")
     assert 0 < worst <= accumulation(depth)  # 0 would mean that nothing was computed

@@ -15,15 +15,15 @@ from conformance.stacks.quant_protocol import BLOCK, Activations, GemmCapabiliti
 
 if TYPE_CHECKING:
     import torch
-    from conformance.stacks.protocols import StackOptions
 
+    from conformance.stacks.protocols import StackOptions
     from cute_dsl_sm90_gemm.kernel import GroupedGemm
 
 Weights = Literal["nvfp4", "mxfp4"]
 _LIBRARIES = {"torch": "torch", "cutlass": "nvidia-cutlass-dsl", "tvm_ffi": "apache-tvm-ffi"}
 _CAPABILITY = (9, 0)
-#: `mma.sync` truncates its sums: less than a unit of FP32, 2^-23 of the sum so far, for every 16 elements of K. So with K
-#: up to 1024, the longest that is asked for: 64 * 2^-23. On an H200 2^-19.3 was seen there (tests/test_sums.py).
+#: `mma.sync` truncates its sums: less than a unit of FP32, 2^-23 of the sum so far, for every 16 elements of K. For K
+#: up to 1024, the longest that is asked for, that is 64 * 2^-23. On an H200 2^-18.9 was seen (tests/test_sums.py).
 _ACCUMULATION = 2.0**-17
 
 
@@ -61,7 +61,7 @@ class CuteStack:
         if not torch.cuda.is_available():
             raise StackMissing(f"{self.name} needs an SM90 GPU (H100, H200), and torch sees none here")
         if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
-            raise StackMissing(f"{self.name} is built for SM90 (H100, H200); this is a {_gpu()}, SM{found[0]}{found[1]}")
+            raise StackMissing(f"{self.name} is for SM90 (H100, H200); this is a {_gpu()}, SM{found[0]}{found[1]}")
         return CuteGemm(self.kernel(), self._weights)
 
     def kernel(self) -> GroupedGemm:

@@ -2,12 +2,12 @@
 
     out[o_e + i, n] = bf16( global_e * sum_k a[o_e + i, k] * code[e, n, k] * scale[e, n, k // block] )
 
-Codes and scales become BF16 on their way to shared memory, without a rounding: a product of E2M1 (2 significant bits) and
-E4M3 (4) has at most 6, one with a power of two 2, and BF16 holds 8. `mma.sync` m16n8k16 multiplies them and adds up in FP32;
-the global scale meets the FP32 sums, which are rounded once.
+Codes and scales become BF16 on their way to shared memory, without a rounding: a product of E2M1 (2 significant bits)
+and E4M3 (4) has at most 6, one with a power of two 2, and BF16 holds 8. `mma.sync` m16n8k16 multiplies them and adds up
+in FP32; the global scale meets the FP32 sums, which are rounded once.
 
-A thread block has one expert and TILE columns, and goes through that expert's rows: no size is known at compile time, no
-group is too small, and an empty one costs nothing. It is written to be read, not to be fast.
+A thread block has one expert and TILE columns, and goes through that expert's rows: no size is known at compile time,
+no group is too small, and an empty one costs nothing. It is written to be read, not to be fast.
 """
 
 from typing import ClassVar
@@ -155,7 +155,7 @@ class GroupedGemm:
 
     @cute.jit
     def load_weights(self, codes, scales, b_tile, thread, expert, column, k):
-        """Columns [column, column + TILE) of the result and elements [k, k + TILE), dequantised; zero beyond either end."""
+        """Columns [column, column + TILE) and elements [k, k + TILE), dequantised; zero beyond either end."""
         for i in cutlass.range_constexpr(TILE * TILE // 2 // THREADS):
             n, j = (i * THREADS + thread) // (TILE // 2), 2 * (thread % (TILE // 2))
             b_tile[n, j] = BFloat16(0.0)
