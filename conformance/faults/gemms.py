@@ -31,19 +31,19 @@ def _scales_missing(inner: Any, w: QuantizedWeight) -> Any:
     return inner.prepare(w._replace(scales=torch.full_like(w.scales, one)))
 
 
+def _nan_scale_finite(inner: Any, w: QuantizedWeight) -> Any:
+    """The NaN byte is taken for the number before it."""
+    nan = 0x7F if inner.capabilities().weights == "nvfp4" else 0xFF
+    return inner.prepare(w._replace(scales=torch.where(w.scales == nan, nan - 1, w.scales)))
+
+
 scales_missing = QuantFault(gemm={"prepare": _scales_missing})
+nan_scale_finite = QuantFault(gemm={"prepare": _nan_scale_finite})
 scales_rows_moved = _preparing(lambda w: w._replace(scales=torch.cat([w.scales[:, 32:], w.scales[:, :32]], 1)))
 scales_of_first = _preparing(lambda w: w._replace(scales=w.scales[:1].expand_as(w.scales)))
 global_of_next = _preparing(lambda w: w._replace(global_scales=w.global_scales.roll(1, 0)))
-nan_scale_finite = _preparing(lambda w: w._replace(scales=_largest_for_nan(w)))
 last_row_dropped = _preparing(lambda w: w._replace(codes=_cleared(w.codes, 1)))
 last_block_dropped = _preparing(lambda w: w._replace(scales=_cleared(w.scales, 2)))
-
-
-def _largest_for_nan(w: QuantizedWeight) -> torch.Tensor:
-    """The NaN byte, 0x7F of E4M3 under blocks of 16 and 0xFF of E8M0 under others, as the number before it."""
-    nan = 0x7F if 2 * w.codes.shape[2] == 16 * w.scales.shape[2] else 0xFF
-    return torch.where(w.scales == nan, nan - 1, w.scales)
 
 
 def _cleared(bytes_: torch.Tensor, axis: int) -> torch.Tensor:
