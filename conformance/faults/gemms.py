@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conformance.errors import StackRefused
+from conformance.errors import NotSupported, StackRefused
 from conformance.faults.quant_seam import QuantFault
 from conformance.stacks.quant_protocol import Activations, QuantizedWeight
 from references import codes
@@ -31,7 +31,14 @@ def _scales_missing(inner: Any, w: QuantizedWeight) -> Any:
     return inner.prepare(w._replace(scales=torch.full_like(w.scales, one)))
 
 
+def _nan_scale_finite(inner: Any, w: QuantizedWeight) -> Any:
+    """The NaN byte is taken for the number before it."""
+    nan = 0x7F if inner.capabilities().weights == "nvfp4" else 0xFF
+    return inner.prepare(w._replace(scales=torch.where(w.scales == nan, nan - 1, w.scales)))
+
+
 scales_missing = QuantFault(gemm={"prepare": _scales_missing})
+nan_scale_finite = QuantFault(gemm={"prepare": _nan_scale_finite})
 scales_rows_moved = _preparing(lambda w: w._replace(scales=torch.cat([w.scales[:, 32:], w.scales[:, :32]], 1)))
 scales_of_first = _preparing(lambda w: w._replace(scales=w.scales[:1].expand_as(w.scales)))
 global_of_next = _preparing(lambda w: w._replace(global_scales=w.global_scales.roll(1, 0)))
@@ -48,18 +55,25 @@ def _cleared(bytes_: torch.Tensor, axis: int) -> torch.Tensor:
 # --- activations and groups as called
 
 
+def _quantised(a: Activations) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scales, global scales). Raises NotSupported where activations are BF16: they have none."""
+    if a.scales is None or a.global_scales is None:
+        raise NotSupported("this kernel's activations are not quantised: they have no scales")
+    return a.scales, a.global_scales
+
+
 def _running(change: Callable[..., None]) -> QuantFault:
     return QuantFault(gemm={"run": change})
 
 
 def _scales_of_next_row(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
-    assert a.scales is not None
-    inner.run(handle, a._replace(scales=a.scales.roll(1, 0)), offsets, sizes, out)
+    scales, _ = _quantised(a)
+    inner.run(handle, a._replace(scales=scales.roll(1, 0)), offsets, sizes, out)
 
 
 def _activation_global_missing(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: Any) -> None:
-    assert a.global_scales is not None
-    inner.run(handle, a._replace(global_scales=torch.ones_like(a.global_scales)), offsets, sizes, out)
+    _, globals_ = _quantised(a)
+    inner.run(handle, a._replace(global_scales=torch.ones_like(globals_)), offsets, sizes, out)
 
 
 def _packed_at_zero(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
@@ -67,7 +81,7 @@ def _packed_at_zero(inner: Any, handle: Any, a: Activations, offsets: Any, sizes
     most = int(sizes.max())
     wrong = [min(e * most, max(len(a.x) - int(size), 0)) for e, size in enumerate(sizes.tolist())]
     for expert, (start, size) in enumerate(zip(wrong, sizes.tolist(), strict=True)):
-        only = torch.where(torch.arange(len(sizes)) == expert, sizes, 0).int()
+        only = torch.where(torch.arange(len(sizes), device=sizes.device) == expert, sizes, 0).int()
         part = torch.full_like(out, torch.nan)
         inner.run(handle, a, torch.full_like(offsets, start), only, part)
         own = int(offsets[expert])
@@ -108,13 +122,13 @@ def _nan_swallowed(inner: Any, handle: Any, a: Activations, offsets: Any, sizes:
 
 def _in_bf16(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
     """Sums in BF16: what K is cut into two for, and rounded in between."""
-    assert a.scales is not None
-    half = a.scales.shape[1] // 2
-    left, right = a.scales.clone(), a.scales.clone()
+    scales, _ = _quantised(a)
+    half = scales.shape[1] // 2
+    left, right = scales.clone(), scales.clone()
     left[:, half:], right[:, :half] = 0, 0
     parts = torch.full_like(out, torch.nan), torch.full_like(out, torch.nan)
-    for scales, part in zip((left, right), parts, strict=True):
-        inner.run(handle, a._replace(scales=scales), offsets, sizes, part)
+    for some, part in zip((left, right), parts, strict=True):
+        inner.run(handle, a._replace(scales=some), offsets, sizes, part)
     written = ~parts[0].isnan()
     out[written] = (parts[0] + parts[1])[written]
 

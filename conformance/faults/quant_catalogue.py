@@ -314,6 +314,7 @@ _GEMMS = (
     Row("gemm-beyond-written", "a row behind the last group is written", "gemm.groups", gemms.beyond_written),
     Row("gemm-nan-spreads", "a NaN reaches its whole group", "gemm.isolation", gemms.rows_mixed),
     Row("gemm-nan-swallowed", "a NaN becomes 0", "gemm.isolation", gemms.nan_swallowed),
+    Row("gemm-nan-scale", "a NaN scale of the weights is a number", "gemm.isolation", gemms.nan_scale_finite),
     Row("gemm-sums-bf16", "half of each sum is rounded to BF16", "gemm.bound", gemms.sums_in_bf16),
     Row(
         "gemm-first-shape", "compiled for the first shape", "gemm.shapes", gemms.first_shape, f"{_SEEDS}, dummy shapes"

@@ -202,7 +202,8 @@ def shapes(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.gemm.isolation")
 def isolation(stack: Stack, context: Context) -> Evidence:
-    """A NaN in one group's activations shows in its own row, and in no other."""
+    """A NaN in one group's activations shows in its own row, a NaN scale of an expert's weights in its group's rows and
+    its column: there and nowhere else."""
     bench, exact = _start(stack, context)
     n, k = bench.shape(136, 80)
     a, b, shape = _integers(bench, n, k, (40, 3, 129))
@@ -216,7 +217,16 @@ def isolation(stack: Stack, context: Context) -> Evidence:
     exact.same("the row with a NaN", got[row].isnan(), torch.ones(n, dtype=torch.bool))
     others = torch.arange(shape.rows) != row
     exact.same("the other rows", got[others].double(), clean[others].double())
-    return _evidence(bench, exact, "a NaN stays in its row")
+    hit = torch.zeros(shape.rows, n, dtype=torch.bool)
+    hit[shape.offsets[2] : shape.offsets[2] + shape.sizes[2], 7] = True
+    # All ones: what is taken for Inf or for a number does not become a NaN on the way.
+    a = bench.spread_matrix(of_values(torch.ones(sum(shape.sizes), k), bench.can.activations), shape)
+    b = of_values(torch.ones(3, n, k), bench.can.weights)
+    assert b.scales is not None
+    b.scales[2, 7, 1] = 0x7F if b.format == "nvfp4" else 0xFF
+    want = bench.spread(torch.full((sum(shape.sizes), n), float(k), dtype=torch.float64), shape)
+    _judge(bench, exact, "a NaN scale", bench.once(a, b, shape), want.masked_fill(hit, torch.nan), shape)
+    return _evidence(bench, exact, "a NaN stays in its row, a NaN scale in its group and column")
 
 
 @claim("quant.gemm.bound")
