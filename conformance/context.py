@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
@@ -93,6 +94,10 @@ class Target(msgspec.Struct, frozen=True):
     nightly: bool = False
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
+    #: Head counts that the profile's attention kernels take; empty: any.
+    head_paddings: tuple[int, ...] = ()
+    #: How the output projection's scales are laid out on this capability, by DeepGEMM's recipe; empty: not known.
+    output_scales: str = ""
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -109,6 +114,7 @@ class Target(msgspec.Struct, frozen=True):
             "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
+            "output-scales": "" if self.output_scales else "the profile knows no layout of the output projection's scales",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
@@ -161,7 +167,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs.
+    `compiler` compiles for other GPUs. `attention` opens the stack's attention kernels.
     """
 
     def __init__(
@@ -182,6 +188,7 @@ class Context:
         loader_only: bool = False,
         graphs: Callable[[], GraphRunner] | None = None,
         compiler: Callable[[], Compiler] | None = None,
+        attention: Callable[[], AttentionKernel] | None = None,
     ):
         self.target = target
         self.files = files
@@ -200,6 +207,7 @@ class Context:
         self.moe_calls = moe_calls
         self._open_graphs = graphs
         self._open_compiler = compiler
+        self._open_attention = attention
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -344,6 +352,14 @@ class Context:
             raise NotSupported("the stack captures no graphs for this harness (no `graph()`)")
         runner: GraphRunner = self.once("graphs", self._open_graphs)
         return runner
+
+    @property
+    def attention(self) -> AttentionKernel:
+        """Raises NotSupported where the stack offers no attention."""
+        if self._open_attention is None:
+            raise NotSupported("the stack offers no attention kernels to this harness (no `attention()`)")
+        kernel: AttentionKernel = self.once("attention", self._open_attention)
+        return kernel
 
     @property
     def compiler(self) -> Compiler:

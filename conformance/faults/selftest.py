@@ -85,7 +85,14 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
     own = hardware_profiles.backends()[target.backend].arithmetic
     arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
-    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
+    emulated = msgspec.structs.replace(
+        options,
+        emulate=padding,
+        arithmetic=arithmetic,
+        vetted=target.vetted,
+        head_paddings=target.head_paddings,
+        output_scales=target.output_scales,
+    )
     stack = registry.open_stack(stack_name, emulated)
     worlds = Worlds(stack_name, emulated)
     try:
@@ -133,6 +140,8 @@ def _target(stack_name: str, backend: str) -> Target:
         vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
         arithmetic=profile.arithmetic if emulated else None,
         layout=b.layout,
+        head_paddings=profile.head_paddings,
+        output_scales=profile.output_scales,
     )
 
 

@@ -141,6 +141,7 @@ class Runner:
                 selection=getattr(stack, "selection", None),
                 graphs=getattr(stack, "graph", None),
                 compiler=getattr(stack, "compiler", None),
+                attention=getattr(stack, "attention", None),
             )
         return self._contexts[stack.name]
 

