@@ -21,7 +21,7 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     """float32 -> codes uint8, to the nearest, ties to even, 448 at most."""
     size = x.abs().clamp(max=448)
     _, exponent = torch.frexp(size)
-    exponent = (exponent - 1).clamp(min=-6)
+    exponent = torch.where(size == 0, -6, (exponent - 1).clamp(min=-6))
     steps = torch.ldexp(size, 3 - exponent).round().int()
     return ((exponent + 6) * 8 + steps + 128 * (x < 0)).to(torch.uint8)
 

@@ -50,18 +50,26 @@ class Bench:
 
     def q(self, scene: Scene, rank: int) -> torch.Tensor:
         """(T, P, D) bfloat16: the model's heads are the same whatever the ranks; virtual and pad heads are zero."""
-        every = 2 * torch.randn(len(scene.positions), self.context.geometry.attention_heads, D, generator=self.rng(1))
-        q = torch.zeros(len(scene.positions), self.padded, D, dtype=torch.bfloat16)
-        q[:, : self.real(rank)] = every[:, rank * self.heads :][:, : self.heads].bfloat16()
-        return q.to(self.can.device)
+        q = torch.zeros(len(scene.positions), self.padded, D, dtype=torch.bfloat16, device=self.can.device)
+        q[:, : self.real(rank)] = self.every_q(scene)[:, rank * self.heads :][:, : self.heads]
+        return q
+
+    def every_q(self, scene: Scene) -> torch.Tensor:
+        """(T, the model's heads, D) bfloat16."""
+        shape = len(scene.positions), self.context.geometry.attention_heads, D
+        return (2 * torch.randn(shape, generator=self.rng(1))).bfloat16().to(self.can.device)
 
     def sinks(self, rank: int) -> torch.Tensor:
         """(P,) float32, no two alike; -inf behind the rank's real heads."""
-        every = 1 + 2 * torch.randn(self.context.geometry.attention_heads, generator=self.rng(2))
-        sinks = torch.full((self.padded,), -torch.inf)
-        if self.can.sinks:
-            sinks[: self.real(rank)] = every[rank * self.heads :][: self.heads]
-        return sinks.to(self.can.device)
+        sinks = torch.full((self.padded,), -torch.inf, device=self.can.device)
+        sinks[: self.real(rank)] = self.every_sink()[rank * self.heads :][: self.heads]
+        return sinks
+
+    def every_sink(self) -> torch.Tensor:
+        """(the model's heads,) float32; -inf where the kernel takes none."""
+        heads = self.context.geometry.attention_heads
+        sinks = 1 + 2 * torch.randn(heads, generator=self.rng(2))
+        return (sinks if self.can.sinks else torch.full((heads,), -torch.inf)).to(self.can.device)
 
     def call(self, scene: Scene, rank: int, phase: Phase) -> AttendCall:
         window, compressed = scene.sparse(self.can)

@@ -10,6 +10,7 @@ from conformance.context import Context
 from conformance.result import Evidence
 from conformance.stacks.attention_protocol import Phase
 from references import attention_bound
+from references.attention import attend
 from references.bound import Bounded, deviations
 from suites.attention import scene
 from suites.attention.bench import Bench, relative
@@ -66,6 +67,11 @@ def known_due(bench: Bench, one: Scene, ratio: int, phase: Phase, rank: int) -> 
             del _KNOWN[next(iter(_KNOWN))]
         _KNOWN[key] = due(bench, one, rank)
     return _KNOWN[key]
+
+
+def every_head(bench: Bench, one: Scene) -> torch.Tensor:
+    """The unsharded layer's heads: (T, heads, D) FP64."""
+    return attend(bench.every_q(one), one.seen, bench.every_sink(), bench.scale, one.keys)[0]
 
 
 def judged(context: Context, ratio: int) -> Evidence:
