@@ -82,9 +82,9 @@ def projected(
     turned = _turned(o, positions, table)
     unit = E4M3_SUM if projection == "e4m3" else FP32
     stored = _stored(Bounded(*(grouped(part, groups) for part in turned)), projection)
-    z = _times(stored, wo_a.double().unflatten(0, (groups, -1)), unit)
+    z = _times(stored, wo_a.unflatten(0, (groups, -1)), unit)
     z = _stored(Bounded(*(part.transpose(0, 1).flatten(1) for part in z)), projection)
-    y = _times(z, wo_b.double(), unit)
+    y = _times(z, wo_b, unit)
     reach = y.value.abs() + y.ceiling
     return y._replace(variance=y.variance + ulp(reach).square() / 12, ceiling=y.ceiling + ulp(reach) / 2)
 
@@ -111,16 +111,14 @@ def _stored(x: Bounded, projection: Projection) -> Bounded:
 
 
 def _times(x: Bounded, w: torch.Tensor, unit: float) -> Bounded:
-    """x (..., n) times w (..., m, n) transposed."""
-    w = w.transpose(-1, -2)
-    size = x.value.square() @ w.square()
-    terms = w.shape[-2]
-    return Bounded(
-        x.value @ w,
-        x.variance @ w.square() + unit**2 * terms * size,
-        torch.zeros_like(x.value @ w),
-        x.ceiling @ w.abs() + unit * terms * size.sqrt(),
-    )
+    """x (..., n) times w (..., m, n) transposed. What bounds the error is itself summed in FP32."""
+    value, terms = x.value @ w.double().transpose(-1, -2), w.shape[-1]
+    size_of = w.float().abs().transpose(-1, -2)
+    squares = size_of.square()
+    size = (x.value.float().square() @ squares).double()
+    variance = (x.variance.float() @ squares).double() + unit**2 * terms * size
+    ceiling = (x.ceiling.float() @ size_of).double() + unit * terms * size.sqrt()
+    return Bounded(value, variance, torch.zeros_like(value), ceiling)
 
 
 def exact(value: torch.Tensor) -> Bounded:

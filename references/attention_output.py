@@ -15,9 +15,11 @@ from references.attention_rope import rotated
 
 def fp8_blocks(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """E4M3 codes (n, m) with E8M0 scales of 128 x 128 blocks, uint8 -> (n, m). FP32 holds them exactly."""
-    rows, cols = codes.shape
-    factor = torch.exp2(scales.to(dtype) - 127).repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
-    return codes.view(torch.float8_e4m3fn).to(dtype) * factor
+    values = codes.view(torch.float8_e4m3fn).to(dtype)
+    factor = torch.exp2(scales.to(dtype) - 127).repeat_interleave(128, 1)[:, : codes.shape[1]]
+    for block, row in zip(values.split(128), factor, strict=True):
+        block *= row
+    return values
 
 
 def grouped(o: torch.Tensor, groups: int) -> torch.Tensor:

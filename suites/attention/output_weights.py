@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -29,8 +30,12 @@ class Weights(NamedTuple):
         return attention_output.fp8_blocks(a, self.wo_a_scale), attention_output.fp8_blocks(b, self.wo_b_scale)
 
 
-#: (bench, group of the model) -> its wo_a (R, n), scales, its wo_b (hidden, R), scales
-Group = Callable[[Bench, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]
+class Group(Protocol):
+    """(bench, group of the model) -> its wo_a (R, n), scales, its wo_b (hidden, R), scales."""
+
+    __name__: str
+
+    def __call__(self, bench: Bench, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
 def sizes(bench: Bench) -> tuple[int, int, int]:
@@ -40,7 +45,12 @@ def sizes(bench: Bench) -> tuple[int, int, int]:
 
 
 def of_rank(bench: Bench, rank: int, group: Group) -> Weights:
-    """As a right loader leaves them."""
+    """As a right loader leaves them; each made once a run."""
+    cut: Weights = bench.context.once(f"attention.output {group.__name__} {rank}", lambda: _of_rank(bench, rank, group))
+    return cut
+
+
+def _of_rank(bench: Bench, rank: int, group: Group) -> Weights:
     parts = []
     for g in range(rank * bench.groups, (rank + 1) * bench.groups):
         virtual = g >= bench.context.geometry.output_groups
@@ -104,12 +114,17 @@ def request(bench: Bench, weights: Weights) -> OutputRequest:
     return OutputRequest(t.geometry, bench.heads, bench.groups, *weights, at, t.capability)
 
 
-def run(bench: Bench, weights: Weights, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """o (T, P, D) -> (T, hidden) bfloat16, poisoned before."""
+@contextmanager
+def opened(bench: Bench, weights: Weights) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """The layer as a function: o (T, P, D), positions -> (T, hidden) bfloat16, poisoned before."""
     layer = bench.kernel.output(request(bench, weights))
-    try:
+
+    def run(o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         out = bench.guarded((len(o), sizes(bench)[2]), torch.bfloat16, "out")
         layer.run(o, positions, out)
+        return out
+
+    try:
+        yield run
     finally:
         layer.close()
-    return out

@@ -27,7 +27,8 @@ def summed(stack: Stack, context: Context) -> Evidence:
     right: Bounded | None = None
     for rank in range(context.target.tp):
         cut = weights.of_rank(bench, rank, weights.random)
-        total += weights.run(bench, cut, bench.attend(bench.call(one, rank, phase)), one.positions).double()
+        with weights.opened(bench, cut) as run:
+            total += run(bench.attend(bench.call(one, rank, phase)), one.positions).double()
         real = random_scenes.known_due(bench, one, 4, phase, rank)
         own = Bounded(*(torch.nn.functional.pad(part, (0, 0, 0, bench.heads - part.shape[1])) for part in real))
         wo_a, wo_b = cut.decoded()
