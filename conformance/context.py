@@ -114,7 +114,9 @@ class Target(msgspec.Struct, frozen=True):
             "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
-            "output-scales": "" if self.output_scales else "the profile knows no layout of the output projection's scales",
+            "output-scales": ""
+            if self.output_scales
+            else "the profile knows no layout of the output projection's scales",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",

@@ -96,7 +96,9 @@ def _turned(o: Bounded, positions: torch.Tensor, table: torch.Tensor) -> Bounded
     variance, ceiling = o.variance.clone(), o.ceiling.clone()
     rope = slice(-attention_rope.ROPE, None)
     for part in (variance, ceiling):
-        part[..., rope] = part[..., rope].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*part.shape[:-1], -1, 2).flatten(-2)
+        part[..., rope] = (
+            part[..., rope].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*part.shape[:-1], -1, 2).flatten(-2)
+        )
     return Bounded(value, variance + (2 * FP32 * size).square(), o.allowance, ceiling + 4 * FP32 * size)
 
 

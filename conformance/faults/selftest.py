@@ -17,6 +17,7 @@ from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
+from conformance.faults.attention_seam import FaultyAttention
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.graphs import FaultyGraphs
@@ -146,8 +147,8 @@ def _target(stack_name: str, backend: str) -> Target:
 
 
 def _model() -> geometry.Geometry:
-    """With one hash-routed layer, so that there is one of every kind."""
-    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, GEOMETRY)
+    """With one hash-routed layer, so that there is one of every kind, and two output groups a rank."""
+    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1, "o_groups": 4}, GEOMETRY)
 
 
 @cache
@@ -211,6 +212,10 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.graph and graphs:
         clean_graphs, graph_fault = graphs, fault.graph
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
+    kernels = getattr(stack, "attention", None)
+    if fault and fault.attention and kernels:
+        right_kernels, attention_fault = kernels, fault.attention
+        kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
     named = fault.id if fault and (fault.moe or fault.graph) else ""
@@ -231,6 +236,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         loader_only=bool(fault and fault.moe and fault.moe.loader),
         graphs=graphs,
         compiler=compiler,
+        attention=kernels,
     )
 
 

@@ -138,9 +138,7 @@ def core(q: torch.Tensor, keys: Keys, sinks: torch.Tensor, scale: float) -> torc
     return numerics.to_bf16(out).bfloat16()
 
 
-def visible(
-    positions: torch.Tensor, requests: torch.Tensor, window: int, table: torch.Tensor, pages: Pages
-) -> Sparse:
+def visible(positions: torch.Tensor, requests: torch.Tensor, window: int, table: torch.Tensor, pages: Pages) -> Sparse:
     """The window, newest token first."""
     back = positions[:, None] - torch.arange(window, device=positions.device)
     return _mapped(back, back >= 0, requests, table, pages)

@@ -10,7 +10,7 @@ import torch
 
 from conformance.stacks.attention_protocol import OutputRequest
 from references import attention_output, attention_rope
-from suites.attention.bench import D, Bench
+from suites.attention.bench import Bench, D
 
 _ONE, _PLAIN = 0x38, 127  # E4M3's 1.0, E8M0's 2^0
 POSITIONS = 3000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -59,14 +60,19 @@ def due(bench: Bench, one: Scene, rank: int) -> Bounded:
 _KNOWN: dict[tuple[object, ...], Bounded] = {}
 
 
-def known_due(bench: Bench, one: Scene, ratio: int, phase: Phase, rank: int) -> Bounded:
-    g, t, can = bench.context.geometry, bench.context.target, bench.can
-    key = g.attention_heads, t.tp, t.seed, can, ratio, phase, rank
+def remembered(bench: Bench, what: tuple[object, ...], make: Callable[[], Bounded]) -> Bounded:
+    """What follows from geometry, size, seed, declared capabilities and `what` alone, made once a process."""
+    g, t = bench.context.geometry, bench.context.target
+    key = g.attention_heads, g.output_groups, t.tp, t.seed, bench.can, *what
     if key not in _KNOWN:
-        while len(_KNOWN) >= 32:
+        while len(_KNOWN) >= 64:
             del _KNOWN[next(iter(_KNOWN))]
-        _KNOWN[key] = due(bench, one, rank)
+        _KNOWN[key] = make()
     return _KNOWN[key]
+
+
+def known_due(bench: Bench, one: Scene, ratio: int, phase: Phase, rank: int) -> Bounded:
+    return remembered(bench, (ratio, phase, rank), lambda: due(bench, one, rank))
 
 
 def every_head(bench: Bench, one: Scene) -> torch.Tensor:

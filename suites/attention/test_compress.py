@@ -10,11 +10,12 @@ from conformance.stacks.attention_protocol import CompressorRequest, Pages
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references import attention_bound, attention_cache, attention_compress, attention_rope
-from suites.attention.bench import D, Bench
+from suites.attention.bench import Bench, D
 
 _NOPE, _BLOCK = attention_cache.NOPE, attention_cache.BLOCK
 _EPS, _UNTOUCHED = 1e-6, 0xAB
-#: FP32: softmax over 128 places, a sum, a norm over 512, a rotation; BF16 once, where the kernel rounds an entry.
+#: FP32: softmax over 128 places, a sum, a norm over 512, a rotation. Then BF16 once: vLLM 0.33.0 rounds an entry to it
+#: before it is quantised (`fused_compress_quant_cache`).
 _FP32, _BF16 = 2.0**-19, 2.0**-8
 _CHUNKS = {4: (3, 1, 5, 7, 16, 1, 17, 26), 128: (3, 125, 1, 127, 5, 120)}
 
@@ -84,7 +85,7 @@ def _noise(kv: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor, norm: torch
     factor = torch.rsqrt(pooled.square().mean(1, keepdim=True) + _EPS) * norm.double().abs()
     value, size = factor * pooled.abs(), factor * size
     turned = attention_rope.turn_size
-    return _FP32 * (size + turned(size)) + _BF16 / 2 * (value + turned(value))
+    return _FP32 * (size + turned(size)) + _BF16 * (value + turned(value))
 
 
 def _bound(

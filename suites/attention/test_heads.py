@@ -28,9 +28,13 @@ def padded(stack: Stack, context: Context) -> Evidence:
     except StackRefused as refusal:
         got = f"refused: {refusal}"
     if got != due:
-        bench.find(f"{bench.heads} heads a rank", str(due), str(got), f"the profile's kernels take {taken or 'any count'}")
+        bench.find(
+            f"{bench.heads} heads a rank", str(due), str(got), f"the profile's kernels take {taken or 'any count'}"
+        )
         return _refused(bench, got)
-    return bench.evidence(f"{bench.heads} heads a rank are {got} in the kernel", "the profile's padding", {"heads": got})
+    return bench.evidence(
+        f"{bench.heads} heads a rank are {got} in the kernel", "the profile's padding", {"heads": got}
+    )
 
 
 def _refused(bench: Bench, got: int | str) -> Evidence:
@@ -102,4 +106,6 @@ def sink(stack: Stack, context: Context) -> Evidence:
                 slack = due * (2.0**-8 + 2.0**-16) * (size + mean.abs()) + 2.0**-20 * size
                 worst = bench.within(f"C{ratio}, {phase}, sink {name}", out, due * mean, slack)
                 measured[f"C{ratio}, {phase}, sink {name}"] = round(worst, 4)
-    return bench.evidence("sinks take the weight that is theirs, in every mode", "exp(sink) in the denominator", measured)
+    return bench.evidence(
+        "sinks take the weight that is theirs, in every mode", "exp(sink) in the denominator", measured
+    )

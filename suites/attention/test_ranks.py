@@ -41,12 +41,12 @@ def summed(stack: Stack, context: Context) -> Evidence:
     allowed = deviations(whole.numel(), ALARM)
     worst = bench.within("(token, output)", total, whole, right.bound(allowed))
     measured["sum"] = {"err/bound": round(worst, 4), "relative": float((total - whole).norm() / whole.norm())}
-    return bench.evidence(f"the sum of {context.target.tp} ranks is the unsharded layer", "err/bound at most 1", measured, 1.0)
+    return bench.evidence(
+        f"the sum of {context.target.tp} ranks is the unsharded layer", "err/bound at most 1", measured, 1.0
+    )
 
 
-def _group(
-    bench: Bench, group: int, heads: torch.Tensor, positions: torch.Tensor, at: torch.Tensor
-) -> torch.Tensor:
+def _group(bench: Bench, group: int, heads: torch.Tensor, positions: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """What one group of the whole model adds, its heads read off no rank: (T, hidden) FP64."""
     own = heads.chunk(bench.context.geometry.output_groups, 1)[group]
     a, a_scale, b, b_scale = (part.to(bench.can.device) for part in weights.random(bench, group))

@@ -9,7 +9,7 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references import attention_bound, attention_compress, attention_rope
-from suites.attention.bench import D, Bench
+from suites.attention.bench import Bench, D
 
 _POSITIONS = 8192
 _EPS = 1e-6
@@ -28,7 +28,9 @@ def table(stack: Stack, context: Context) -> Evidence:
             words = f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
             bench.find(f"C{ratio}", f"float32 {tuple(due.shape)}", words, "angles of thousands need FP32")
         if got.shape == due.shape:
-            measured[f"C{ratio}"] = {"err/bound": round(bench.within(f"C{ratio}, (position, entry)", got, due, bound), 4)}
+            measured[f"C{ratio}"] = {
+                "err/bound": round(bench.within(f"C{ratio}, (position, entry)", got, due, bound), 4)
+            }
     return bench.evidence(f"tables of {_POSITIONS} positions are right", "err/bound at most 1", measured, 1.0)
 
 
@@ -48,10 +50,19 @@ def queries(stack: Stack, context: Context) -> Evidence:
         got = bench.kernel.queries(q, positions, at, _EPS)
         bench.compared += got.numel()
         if got.shape != (19, bench.padded, D):
-            bench.find(f"rank {rank}", f"(19, {bench.padded}, {D})", str(tuple(got.shape)), "padded to the kernel's heads", rank)
+            bench.find(
+                f"rank {rank}",
+                f"(19, {bench.padded}, {D})",
+                str(tuple(got.shape)),
+                "padded to the kernel's heads",
+                rank,
+            )
             continue
         normalised = attention_compress.normalised(q, None, _EPS)
-        due, size = attention_rope.rotated(normalised, positions, at), normalised.abs() + attention_rope.turn_size(normalised)
+        due, size = (
+            attention_rope.rotated(normalised, positions, at),
+            normalised.abs() + attention_rope.turn_size(normalised),
+        )
         # Sums of 512 squares in FP32, a root, a product, a rotation: 16 roundings are generous.
         bound = attention_bound.rounded_once(due, size, 2.0**-20)
         measured[f"rank {rank}, err/bound"] = round(bench.within("query", got[:, : bench.heads], due, bound, rank), 4)

@@ -29,7 +29,9 @@ def chosen(stack: Stack, context: Context) -> Evidence:
     can, rng = bench.can, bench.rng(40)
     k = (can.select_k or (_K,))[0]
     entries, heads, width = k + k // 3 + 5, g.index_heads, g.index_head_dim
-    near = torch.tensor([0, 2, 3, 4, 7, 4 * k - 2, 4 * k - 1, 4 * k + 3, 4 * entries - 5, 4 * entries - 2, 4 * entries - 1])
+    near = torch.tensor(
+        [0, 2, 3, 4, 7, 4 * k - 2, 4 * k - 1, 4 * k + 3, 4 * entries - 5, 4 * entries - 2, 4 * entries - 1]
+    )
     positions, requests = near.repeat(2), torch.arange(2, dtype=torch.int32).repeat_interleave(len(near))
     tokens = len(positions)
     q, keys = _grid((tokens, heads, width), rng), _grid((2, entries, width), rng)
@@ -51,9 +53,22 @@ def chosen(stack: Stack, context: Context) -> Evidence:
         boundary = float(score[ids.clamp(max=entries - 1)].min()) if len(ids) else 0.0
         ties += int(len(due) == k and (score == score[due].min()).sum() > (score[due] == score[due].min()).sum())
         if len(set(ids.tolist())) != len(ids) or len(ids) != len(due):
-            bench.find(where, f"{len(due)} different entries", f"{len(set(ids.tolist()))} of {len(ids)}", "k, or all there are")
+            bench.find(
+                where, f"{len(due)} different entries", f"{len(set(ids.tolist()))} of {len(ids)}", "k, or all there are"
+            )
         elif len(ids) and (int(ids.max()) >= visible or boundary < float(rest.max())):
-            bench.find(where, "the highest scores", f"{boundary:g} chosen, {float(rest.max()):g} not", "not the k highest")
+            bench.find(
+                where, "the highest scores", f"{boundary:g} chosen, {float(rest.max()):g} not", "not the k highest"
+            )
         elif can.ties == "lowest" and set(ids.tolist()) != set(due.tolist()):
-            bench.find(where, "of equal scores the lowest numbers", str(sorted(set(ids.tolist()) - set(due.tolist()))[:6]), "the tie rule that is declared")
-    return bench.evidence(f"the {k} highest of {tokens} queries, {ties} with ties at the edge", f"k = {k}, ties: {can.ties}", {"queries with ties": ties})
+            bench.find(
+                where,
+                "of equal scores the lowest numbers",
+                str(sorted(set(ids.tolist()) - set(due.tolist()))[:6]),
+                "the tie rule that is declared",
+            )
+    return bench.evidence(
+        f"the {k} highest of {tokens} queries, {ties} with ties at the edge",
+        f"k = {k}, ties: {can.ties}",
+        {"queries with ties": ties},
+    )
