@@ -2,9 +2,9 @@
 
     C_i = RMSNorm(sum_j softmax_j(Z_j + B_j) KV_j),   rotated at position ratio i
 
-Ratio 128: j runs over tokens 128 i .. 128 i + 127. Ratio 4 overlaps: a token has two halves, Ca | Cb, and entry i takes Ca
-of the four tokens before its own, and Cb of its own four; entry 0 has no Ca. B belongs to the place in the window, Ca's
-as Cb's. Source: transformers 5.19, `DeepseekV4CSACompressor` and `DeepseekV4HCACompressor`.
+Ratio 128: j runs over tokens 128 i .. 128 i + 127. Ratio 4 overlaps: a token has two halves, Ca | Cb, and entry i takes
+Ca of the four tokens before its own, and Cb of its own four; entry 0 has no Ca. B belongs to the place in the window,
+Ca's as Cb's. Source: transformers 5.19, `DeepseekV4CSACompressor` and `DeepseekV4HCACompressor`.
 """
 
 from __future__ import annotations

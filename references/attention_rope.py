@@ -1,4 +1,4 @@
-"""Rotary embedding as DeepSeek-V4 has it: neighbours in pairs, the last 64 of 512 channels, angles position x frequency.
+"""DeepSeek-V4's rotary embedding: neighbours in pairs, the last 64 of 512 channels, angles position x frequency.
 
     (e, o) -> (e cos - o sin, e sin + o cos)          inverse: sin -> -sin
 

@@ -1,9 +1,10 @@
 """Which tokens a query sees, and where a paged cache keeps them.
 
 A query at position p sees the last `window` positions up to its own, {max(0, p - window + 1) .. p}, and besides, with
-compression, entries i < (p + 1) // ratio: those whose `ratio` tokens are all there. With ratio 4 only the indexer's choice
-of them. Nothing of another request. slot(i) = table[i // n] n + i % n for pages of n tokens (or of n entries).
-Source: transformers 5.19, `DeepseekV4HCACompressor` (causal threshold); vLLM 0.33.0, `compute_global_topk_indices_and_lens`.
+compression, entries i < (p + 1) // ratio: those whose `ratio` tokens are all there. With ratio 4 only the indexer's
+choice of them. Nothing of another request. slot(i) = table[i // n] n + i % n for pages of n tokens (or of n entries).
+Source: transformers 5.19, `DeepseekV4HCACompressor` (causal threshold); vLLM 0.33.0,
+`compute_global_topk_indices_and_lens`.
 """
 
 from __future__ import annotations

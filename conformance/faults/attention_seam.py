@@ -40,10 +40,10 @@ class Inserting(NamedTuple):
 class AttentionFault(NamedTuple):
     """Each hook may be None.
 
-    `says` changes what is declared, `padded` the count of heads, `made` a table as it is made (by ratio). `table`: another
-    table is used wherever something is rotated. `attend`, `step`, `insert`, `output` run the clean part or something else;
-    `queries` changes what goes in; `entries` a compressor's request, `forgets` makes it lose its state after each call;
-    `select` changes what is asked and what comes of it.
+    `says` changes what is declared, `padded` the count of heads, `made` a table as it is made (by ratio). `table`:
+    another table is used wherever something is rotated. `attend`, `step`, `insert`, `select` and `output` run the clean
+    part, or something else; `queries` changes what goes in. `entries` changes a compressor's request, `halves` its
+    tokens, and `forgets` loses its state after each call.
     """
 
     says: Callable[[AttentionCapabilities], AttentionCapabilities] | None = None

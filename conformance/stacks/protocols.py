@@ -245,8 +245,8 @@ class StackOptions(msgspec.Struct, frozen=True):
     vetted: tuple[Vetted, ...] | None = None
     #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
     arithmetic: Literal["bf16", "mxfp8", "bf16_steps"] = "bf16"
-    #: Head counts that the reference stack's attention takes, ascending (empty: any), and how it lays out the scales of its
-    #: output projection (empty: BF16, no scales).
+    #: Head counts that the reference stack's attention takes, ascending (empty: any), and how it lays out the scales of
+    #: its output projection (empty: BF16, no scales).
     head_paddings: tuple[int, ...] = ()
     output_scales: str = ""
 

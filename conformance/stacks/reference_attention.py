@@ -1,6 +1,6 @@
 """The reference stack's attention: a profile's padding and roundings emulated on any torch device, slowly and openly.
 
-Independent of `references/`: FP32, keys in tiles with a running maximum, powers of two for exponentials, as kernels do it.
+Independent of `references/`: FP32, keys in tiles with a running maximum, powers of two for exponentials, as kernels do.
 Pad heads are computed like all others.
 """
 
@@ -116,7 +116,7 @@ def _keys(part: Sparse) -> Keys:
     place = torch.arange(part.slots.shape[1], device=part.slots.device)
     valid = (part.slots >= 0) & (place < part.lengths[:, None])
     values = reference_cache.fetch(part.pages, torch.where(valid, part.slots, 0))
-    return Keys(torch.where(valid[..., None], values, 0.0), valid)
+    return Keys(values.masked_fill_(~valid[..., None], 0.0), valid)
 
 
 def core(q: torch.Tensor, keys: Keys, sinks: torch.Tensor, scale: float) -> torch.Tensor:

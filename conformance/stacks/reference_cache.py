@@ -1,6 +1,8 @@
-"""The reference stack's own reading and writing of the 584-byte cache: on bits, where `references/` uses PyTorch's casts."""
+"""The reference stack's own reading and writing of the 584-byte cache: on bits, where `references/` uses casts."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 
@@ -10,11 +12,18 @@ from conformance.stacks.attention_protocol import Pages
 _ROW, _BLOCKS = 576, 7
 
 
+@cache
+def _codes(device: torch.device) -> torch.Tensor:
+    """(256,) float32. A code's low seven bits are a float's lowest exponent bits and highest mantissa bits."""
+    code = torch.arange(256, dtype=torch.int32, device=device)
+    magnitude = ((code & 0x7F) << 20).view(torch.float32) * 2.0**120
+    magnitude = torch.where((code & 0x7F) == 0x7F, torch.nan, magnitude)
+    return torch.where(code > 0x7F, -magnitude, magnitude)
+
+
 def e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 -> float32. A code's low seven bits are a float's lowest exponent bits and highest mantissa bits."""
-    magnitude = ((codes.int() & 0x7F) << 20).view(torch.float32) * 2.0**120
-    magnitude = torch.where((codes & 0x7F) == 0x7F, torch.nan, magnitude)
-    return torch.where(codes > 0x7F, -magnitude, magnitude)
+    """uint8 -> float32."""
+    return _codes(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def to_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -34,11 +43,9 @@ def power(amax: torch.Tensor) -> torch.Tensor:
 
 def split(pages: Pages) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of a page's two halves: data rows (pages, tokens, 576), scale rows (pages, tokens, 8)."""
-    number, n = pages.data.shape[0], pages.tokens
-    data = pages.data[:, : n * _ROW].unflatten(1, (n, _ROW))
-    scales = pages.data[:, n * _ROW : n * (_ROW + 8)].unflatten(1, (n, 8))
-    assert data.shape[0] == number
-    return data, scales
+    n = pages.tokens
+    data, scales = pages.data[:, : n * _ROW], pages.data[:, n * _ROW : n * (_ROW + 8)]
+    return data.unflatten(1, (n, _ROW)), scales.unflatten(1, (n, 8))
 
 
 def fetch(pages: Pages, slots: torch.Tensor) -> torch.Tensor:
@@ -46,7 +53,7 @@ def fetch(pages: Pages, slots: torch.Tensor) -> torch.Tensor:
     data, scales = split(pages)
     page, row = slots.long() // pages.tokens, slots.long() % pages.tokens
     bytes_, factors = data[page, row], numerics.scales(scales[page, row][..., :_BLOCKS])
-    nope = e4m3(bytes_[..., :448]).unflatten(-1, (_BLOCKS, 64)) * factors[..., None]
+    nope = e4m3(bytes_[..., :448]).unflatten(-1, (_BLOCKS, 64)).mul_(factors[..., None])
     rope = (bytes_[..., 448:].contiguous().view(torch.int16).int() << 16).view(torch.float32)
     return torch.cat((nope.flatten(-2), rope), dim=-1)
 

@@ -45,7 +45,7 @@ class ReferenceCompressor:
             reference_cache.store(pages, torch.tensor(where, device=kv.device), turned)
 
     def _entry(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """(512,) float32: the earlier half of an overlapping entry brings its first channels, the later one its last."""
+        """(512,) float32: of an overlapping entry earlier tokens bring their first channels, later ones their last."""
         half = self._request.ratio
         if half != 4:
             chosen = kept

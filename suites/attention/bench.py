@@ -150,8 +150,8 @@ class Bench:
             bound=bound,
             findings=self.findings[:_MOST],
             notes=[*(notes or []), *can.notes],
-            method=f"{self.heads} heads a rank in {self.groups} groups, {self.padded} in the kernel, {can.kv} cache, on "
-            f"{can.device_words}; ranks in turn, in one process",
+            method=f"{self.heads} heads a rank in {self.groups} groups, {self.padded} in the kernel, {can.kv} cache, "
+            f"on {can.device_words}; ranks in turn, in one process",
             seed=self.context.target.seed,
         )
 

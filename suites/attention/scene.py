@@ -115,10 +115,11 @@ def _scene(
         compressed = _paged(entries, can.c4_tokens if ratio == 4 else can.c128_tokens, fill, seed + deal + 1, fp8)
     if ratio == 4:
         selected = _selection(positions, rng)
-    moved = [part.to(can.device) for part in (positions, requests, lengths)]
     return Scene(
         ratio,
-        *moved,
+        positions.to(can.device),
+        requests.to(can.device),
+        lengths.to(can.device),
         _on(window, can.device),
         _on(compressed, can.device) if compressed else None,
         selected.to(can.device) if selected is not None else None,

@@ -96,7 +96,7 @@ def _with(x: torch.Tensor, head: int, value: torch.Tensor) -> torch.Tensor:
 
 @claim("attention.stale.inert")
 def stale(stack: Stack, context: Context) -> Evidence:
-    """Stale tokens, zeros and NaN past the valid KV, in unused pages and behind -1, and other pages for the same tokens."""
+    """Stale tokens, zeros and NaN past the valid KV, in unused pages and behind -1; the same tokens in other pages."""
     bench, tried = Bench(context, "attend"), []
     fills = ("zero", "nan") if bench.can.nan_stale else ("zero",)
     for phase in bench.can.phases:

@@ -134,9 +134,9 @@ def only(stack: Stack, context: Context) -> Evidence:
     changed = untouched & (put.data != _UNTOUCHED)
     bench.compared += int(untouched.sum())
     if changed.any():
-        page, byte = (int(i) for i in changed.nonzero()[0])
+        where = changed.nonzero()[0].tolist()
         bench.find(
-            f"page {page}, byte {byte}",
+            f"page {where[0]}, byte {where[1]}",
             "untouched",
             f"{int(changed.sum())} bytes changed",
             "nobody's token was stored there",

@@ -33,7 +33,7 @@ def codes(stack: Stack, context: Context) -> Evidence:
 
 
 def _call(bench: Bench, ratio: int, phase: Phase) -> tuple[AttendCall, torch.Tensor, torch.Tensor]:
-    """(call, codes, values): queries of zero on requests of one token; with compression its entry holds the same, at half the weight each."""
+    """(call, codes, values): queries of zero on requests of one token; with compression its entry holds the same."""
     asked = ((max(ratio, 1), 1),) * _REQUESTS
     one = scene.scene(bench.can, bench.context.target.seed, ratio, asked)
     rng = bench.rng(90)

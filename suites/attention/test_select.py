@@ -16,7 +16,7 @@ _K = 64  # where the stack takes any
 
 
 def _grid(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
-    """Integers in -2..2 of which every row has a 2: FP8 holds them exactly, scaled by amax / 448 or by a power of two."""
+    """Integers in -2..2, every row with a 2: FP8 holds them exactly, scaled by amax / 448 or by a power of two."""
     x = torch.randint(-2, 3, shape, generator=rng).float()
     x[..., 0] = 2
     return x.bfloat16()

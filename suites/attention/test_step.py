@@ -153,7 +153,7 @@ def _due(bench: Bench, one: Scene, q: torch.Tensor, sinks: torch.Tensor, real: s
 
 @claim("attention.step.chunks")
 def chunks(stack: Stack, context: Context) -> Evidence:
-    """A request that comes in odd chunks, beside one that comes whole, is answered like the reference, token by token."""
+    """A request in odd chunks, beside one that comes whole, is answered like the reference, token by token."""
     bench, rank, measured = Bench(context, "step"), context.ranks[0], {}
     real, total = slice(bench.real(rank)), _LONG + _SHORT
     allowed = deviations(len(RATIOS) * total * real.stop * 512, ALARM)
