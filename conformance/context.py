@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
@@ -97,6 +98,10 @@ class Target(msgspec.Struct, frozen=True):
     layout: str = ""
     #: Faults are planted: the checks are judged, and no machine.
     planting: bool = False
+    #: Head counts that the profile's attention kernels take; empty: any.
+    head_paddings: tuple[int, ...] = ()
+    #: How the output projection's scales are laid out on this capability, by DeepGEMM's recipe; empty: not known.
+    output_scales: str = ""
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -114,6 +119,9 @@ class Target(msgspec.Struct, frozen=True):
             "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
+            "output-scales": ""
+            if self.output_scales
+            else "the profile knows no layout of the output projection's scales",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
@@ -176,7 +184,7 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu` and `linear` open the stack's.
+    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu`, `linear` and `attention` open the stack's.
     """
 
     def __init__(
@@ -201,6 +209,7 @@ class Context:
         gemm: Callable[[], GroupedGemm] | None = None,
         swiglu: Callable[[], FusedSwiglu] | None = None,
         linear: Callable[[], QuantLinear] | None = None,
+        attention: Callable[[], AttentionKernel] | None = None,
     ):
         self.target = target
         self.files = files
@@ -220,6 +229,7 @@ class Context:
         self._open_graphs = graphs
         self._open_compiler = compiler
         self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
+        self._open_attention = attention
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -364,6 +374,14 @@ class Context:
             raise NotSupported("the stack captures no graphs for this harness (no `graph()`)")
         runner: GraphRunner = self.once("graphs", self._open_graphs)
         return runner
+
+    @property
+    def attention(self) -> AttentionKernel:
+        """Raises NotSupported where the stack offers no attention."""
+        if self._open_attention is None:
+            raise NotSupported("the stack offers no attention kernels to this harness (no `attention()`)")
+        kernel: AttentionKernel = self.once("attention", self._open_attention)
+        return kernel
 
     @property
     def compiler(self) -> Compiler:

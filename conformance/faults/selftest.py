@@ -17,6 +17,7 @@ from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.errors import nearest
+from conformance.faults.attention_seam import FaultyAttention
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.graphs import FaultyGraphs
@@ -132,12 +133,14 @@ def _target(stack_name: str, backend: str) -> Target:
         arithmetic=profile.arithmetic if emulated else None,
         layout=b.layout,
         planting=True,
+        head_paddings=profile.head_paddings,
+        output_scales=profile.output_scales,
     )
 
 
 def _model() -> geometry.Geometry:
-    """With one hash-routed layer, so that there is one of every kind."""
-    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, GEOMETRY)
+    """With one hash-routed layer, so that there is one of every kind, and two output groups a rank."""
+    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1, "o_groups": 4}, GEOMETRY)
 
 
 @cache
@@ -170,7 +173,14 @@ class Bench:
         padding = {"intermediate": self.target.intermediate_roundings[0], "hidden": self.target.hidden_roundings[0]}
         own = hardware_profiles.backends()[self.target.backend].arithmetic
         arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
-        emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=self.target.vetted)
+        emulated = msgspec.structs.replace(
+            options,
+            emulate=padding,
+            arithmetic=arithmetic,
+            vetted=self.target.vetted,
+            head_paddings=self.target.head_paddings,
+            output_scales=self.target.output_scales,
+        )
         chosen = [FAULTS[i] for i in only or FAULTS]
         needed = any(claim.startswith("loader.files.") for fault in chosen for claim in fault.claims)
         self.files = _files() if needed else None
@@ -234,6 +244,10 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         clean_graphs, graph_fault = graphs, fault.graph
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
     quant = (fault and fault.quant) or QuantFault()
+    kernels = getattr(stack, "attention", None)
+    if fault and fault.attention and kernels:
+        right_kernels, attention_fault = kernels, fault.attention
+        kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
     named = fault.id if fault and (fault.moe or fault.graph) else ""
@@ -258,6 +272,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
         swiglu=quant.planted("swiglu", getattr(stack, "swiglu", None)),
         linear=quant.planted("linear", getattr(stack, "linear", None)),
+        attention=kernels,
     )
 
 

@@ -145,6 +145,7 @@ class Runner:
                 gemm=getattr(stack, "gemm", None),
                 swiglu=getattr(stack, "swiglu", None),
                 linear=getattr(stack, "linear", None),
+                attention=getattr(stack, "attention", None),
             )
         return self._contexts[stack.name]
 

@@ -156,6 +156,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         tactics=backend.tactics,
         nightly=settings.nightly,
         layout=backend.layout,
+        head_paddings=judged.head_paddings,
+        output_scales=judged.output_scales,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
@@ -173,6 +175,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
             arithmetic=backend.arithmetic or judged.arithmetic,
             vetted=hardware_profiles.vetted() if emulated and guarded else None,
             work_dir=None,
+            head_paddings=judged.head_paddings,
+            output_scales=judged.output_scales,
         ),
         required=tuple(_required(profile, policy, stacks, tp, model)),
         repairs=chosen,

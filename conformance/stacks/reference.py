@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
     from conformance.stacks.reference_graphs import ReferenceGraphs
@@ -52,6 +53,7 @@ class ReferenceStack:
         self._emulate = options.emulate
         self._arithmetic = options.arithmetic
         self._vetted = options.vetted
+        self._heads, self._scales = options.head_paddings, options.output_scales
 
     def info(self) -> StackInfo:
         return StackInfo(
@@ -59,7 +61,15 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp", "quant", f"moe ({self._arithmetic} x MXFP4)", "graph"],
+            capabilities=[
+                "plan",
+                "loader",
+                "virtual-tp",
+                "quant",
+                "attention",
+                f"moe ({self._arithmetic} x MXFP4)",
+                "graph",
+            ],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -94,6 +104,11 @@ class ReferenceStack:
         from conformance.stacks.reference_selection import ReferenceSelection
 
         return ReferenceSelection()
+
+    def attention(self) -> ReferenceAttention:
+        from conformance.stacks.reference_attention import ReferenceAttention
+
+        return ReferenceAttention(self._heads, self._scales)
 
     def graph(self) -> ReferenceGraphs:
         from conformance.stacks.reference_graphs import ReferenceGraphs
