@@ -107,6 +107,12 @@ def get(claim_id: str) -> Claim:
     return claims()[claim_id]
 
 
+def named(words: str) -> list[str]:
+    """The ids that a user names: one, or all that a pattern matches. Raises UsageError with the nearest id."""
+    found = [claim_id for claim_id in claims() if fnmatchcase(claim_id, words)] if "*" in words else []
+    return found or [get(words).id]
+
+
 def matching(patterns: Iterable[str]) -> list[str]:
     """Ids that any pattern (`loader.*`) matches. Raises ValueError for a pattern that matches none."""
     chosen: set[str] = set()

@@ -28,6 +28,7 @@ from conformance.stacks.protocols import (
     ShardLoader,
     Vetted,
 )
+from hardware_profiles.compiled import arch, families
 
 if TYPE_CHECKING:
     from conformance.checkpoint.folder import Files
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.prepare_protocol import Preparation
+    from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
@@ -102,6 +105,12 @@ class Target(msgspec.Struct, frozen=True):
     limits: str = ""
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
+    #: Faults are planted: the checks are judged, and no machine.
+    planting: bool = False
+    #: Head counts that the profile's attention kernels take; empty: any.
+    head_paddings: tuple[int, ...] = ()
+    #: How the output projection's scales are laid out on this capability, by DeepGEMM's recipe; empty: not known.
+    output_scales: str = ""
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -112,12 +121,16 @@ class Target(msgspec.Struct, frozen=True):
         """Why a claim with this need does not apply to this run, known before it starts; empty if it applies."""
         g = self.geometry
         virtual = bool(expected.needs_virtual_tp(g, self.tp))
+        uncut = "expert parallelism cuts no expert" if virtual else "nothing needs virtual TP"
         reasons = {
             "capability": "" if self.capability else "the profile has no CUDA capability",
             "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
             "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
             "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
             "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
+            "output-scales": ""
+            if self.output_scales
+            else "the profile knows no layout of the output projection's scales",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
@@ -126,13 +139,23 @@ class Target(msgspec.Struct, frozen=True):
             if not self.model or g.hidden_size <= LARGEST_REFERENCE
             else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
             "of the same layout beside this one",
+            "attention-sources": self._attention_binary(),
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""
-            if virtual or self.expert_parallel
-            else "the profile lists no expert parallelism, and nothing needs virtual TP",
+            if self.expert_parallel or expected.needs_virtual_tp(g, self.tp, expert_parallel=True)
+            else f"the profile lists no expert parallelism, and {uncut}",
         }
         return reasons[need]
+
+    def _attention_binary(self) -> str:
+        """Why the attention kernels are none that FlashInfer compiles from sources of sparse MLA."""
+        known = families(arch(self.capability)) if self.capability else None
+        if known is None or known.attention is None:
+            return "attention kernels for this capability come as binaries, not as sources to compile"
+        if self.attention != "FLASHINFER_MLA_SPARSE_DSV4":
+            return f"{self.attention} attention is not FlashInfer's sparse MLA"
+        return ""
 
     def _keeps_layout(self) -> str:
         if self.layout == "as loaded":
@@ -174,7 +197,8 @@ class Context:
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
     `graphs` opens what captures the MoE kernel.
-    `compiler` compiles for other GPUs. `e2e` gives what engines answered.
+    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu`, `linear` and `attention` open the stack's.
+    `e2e` gives what engines answered.
     """
 
     def __init__(
@@ -196,6 +220,11 @@ class Context:
         graphs: Callable[[], GraphRunner] | None = None,
         compiler: Callable[[], Compiler] | None = None,
         e2e: Callable[[], Measured] | None = None,
+        quantizer: Callable[[], Quantizer] | None = None,
+        gemm: Callable[[], GroupedGemm] | None = None,
+        swiglu: Callable[[], FusedSwiglu] | None = None,
+        linear: Callable[[], QuantLinear] | None = None,
+        attention: Callable[[], AttentionKernel] | None = None,
     ):
         self.target = target
         self.files = files
@@ -215,6 +244,8 @@ class Context:
         self._open_graphs = graphs
         self._open_compiler = compiler
         self._open_e2e = e2e
+        self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
+        self._open_attention = attention
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -232,9 +263,9 @@ class Context:
         return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
 
     @property
-    def virtual(self) -> bool:
-        """Does this tensor-parallel size need virtual TP, whatever padding a kernel adds?"""
-        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+    def virtual_beside_experts(self) -> bool:
+        """Does it need virtual TP under expert parallelism too, which deals experts out whole?"""
+        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp, expert_parallel=True))
 
     def plan(self, force: bool = False) -> PlanOutcome:
         """The stack's answer to the configuration; with `force`, the plan it would make without its guard."""
@@ -361,6 +392,14 @@ class Context:
         return runner
 
     @property
+    def attention(self) -> AttentionKernel:
+        """Raises NotSupported where the stack offers no attention."""
+        if self._open_attention is None:
+            raise NotSupported("the stack offers no attention kernels to this harness (no `attention()`)")
+        kernel: AttentionKernel = self.once("attention", self._open_attention)
+        return kernel
+
+    @property
     def compiler(self) -> Compiler:
         """Raises NotSupported where the stack offers none."""
         if self._open_compiler is None:
@@ -374,6 +413,33 @@ class Context:
             raise NotSupported("the stack offers no engine to this harness (no `engine()`)")
         found: Measured = self.once("e2e", self._open_e2e)
         return found
+
+    @property
+    def quantizer(self) -> Quantizer:
+        """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
+        found: Quantizer = self._quant("quantizer", "quantiser")
+        return found
+
+    @property
+    def gemm(self) -> GroupedGemm:
+        found: GroupedGemm = self._quant("gemm", "grouped GEMM")
+        return found
+
+    @property
+    def swiglu(self) -> FusedSwiglu:
+        found: FusedSwiglu = self._quant("swiglu", "grouped GEMM that ends in SwiGLU")
+        return found
+
+    @property
+    def linear(self) -> QuantLinear:
+        found: QuantLinear = self._quant("linear", "quantised linear layer")
+        return found
+
+    def _quant(self, name: str, words: str) -> Any:
+        opened = self._open_quant[name]
+        if opened is None:
+            raise NotSupported(f"the stack offers no {words} to this harness (no `{name}()`)")
+        return self.once(name, opened)
 
     @property
     def maps(self) -> LoadedMaps:

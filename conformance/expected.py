@@ -15,8 +15,9 @@ def axes(geometry: Geometry, tp: int) -> dict[str, Axis]:
     g = geometry
     due = {"routed": (g.intermediate, plan.routed_intermediate(g.intermediate, tp))}
     if g.output_groups:
-        due["heads"] = (g.attention_heads, plan.attention_heads(g.attention_heads, g.output_groups, tp))
-        due["groups"] = (g.output_groups, plan.output_groups(g.output_groups, g.attention_heads, tp))
+        virtual = bool(needs_virtual_tp(g, tp))
+        due["heads"] = (g.attention_heads, plan.attention_heads(g.attention_heads, tp, virtual))
+        due["groups"] = (g.output_groups, plan.output_groups(g.output_groups, g.attention_heads, tp, virtual))
     if g.shared_experts:
         due["shared"] = (g.shared_intermediate, plan.shared_intermediate(g.shared_intermediate, tp))
     due["vocab"] = (g.vocab, plan.vocabulary(g.vocab, tp))
@@ -28,14 +29,15 @@ def needs_padding(geometry: Geometry, tp: int) -> list[str]:
     return [name for name, axis in axes(geometry, tp).items() if axis.padded != axis.original]
 
 
-def needs_virtual_tp(geometry: Geometry, tp: int) -> list[str]:
+def needs_virtual_tp(geometry: Geometry, tp: int, expert_parallel: bool = False) -> list[str]:
     """Names of the axes that no stack can share out without virtual TP: tp does not divide them, or cuts a scale group.
 
-    Rounding for a kernel asks for none, and any vLLM pads its vocabulary.
+    Heads and groups count for grouped output projections; rounding for a kernel asks for none. Expert parallelism deals
+    routed experts out whole.
     """
-    due = axes(geometry, tp)
-    divided = [name for name in ("heads", "groups") if name in due and due[name].original % tp]
-    return divided + (["routed"] if due["routed"].padded != due["routed"].original else [])
+    heads = geometry.attention_heads if geometry.output_groups else 0
+    found = plan.unshared(heads, geometry.output_groups, geometry.intermediate, tp)
+    return [name for name in found if not (expert_parallel and name == "routed")]
 
 
 def unit(parameter: str) -> int:

@@ -52,6 +52,9 @@ class Profile(NamedTuple):
     expert_parallel: bool = False
     #: MoE backends that the stack may choose when it is not asked for one; its own `backend` always may be.
     unasked: tuple[str, ...] = ()
+    #: How the FP8 output projection's scales are laid out, by DeepGEMM's recipe: `float32 128x128` is (1, 128, 128),
+    #: `packed ue8m0` is (1, 1, 128). Empty: not known.
+    output_scales: str = ""
 
     def required(self, policy: str, stack: str, geometry: str, tp: int) -> tuple[str, ...] | None:
         """Claim patterns of the first must-pass list that applies; None if there is none: then all are required."""

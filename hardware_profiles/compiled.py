@@ -17,13 +17,22 @@ class Family(NamedTuple):
     ptx: str
 
 
+class Attention(NamedTuple):
+    """`all`: every product of an attention kernel; `cached`: in SASS, those of values that the cache holds in FP8."""
+
+    all: Family
+    cached: str
+
+
 class Families(NamedTuple):
-    """By route, and for Triton by operand pair. `upcast`: pairs known to be multiplied in BF16 instead."""
+    """By route, and for Triton by operand pair. `upcast`: pairs known to be multiplied in BF16 instead. `attention`:
+    None where attention kernels come as binaries alone."""
 
     cutlass: Family
     cute: Family | None
     triton: dict[str, Family]
     upcast: dict[str, Family]
+    attention: Attention | None
 
 
 class Baseline(NamedTuple):
@@ -58,6 +67,7 @@ def families(target: str) -> Families | None:
         _family(found["cute"]) if "cute" in found else None,
         {pair: _family(entry) for pair, entry in found["triton"].items()},
         {pair: _family(entry) for pair, entry in found.get("upcast", {}).items()},
+        Attention(_family(found["attention"]), found["attention"]["cached"]) if "attention" in found else None,
     )
 
 

@@ -79,13 +79,14 @@ def axis_elements(config: dict[str, Any], tp: int, planned: str) -> tuple[int, i
     """(elements in the checkpoint, elements of one rank) of a planned axis, counted in a weight's rows or columns."""
     heads, groups = config["num_attention_heads"], config["o_groups"]
     intermediate = config["moe_intermediate_size"]
+    virtual = bool(plan.unshared(heads, groups, intermediate, tp))
     if planned == "heads":
-        return heads, plan.attention_heads(heads, groups, tp).per_rank
+        return heads, plan.attention_heads(heads, tp, virtual).per_rank
     if planned == "queries":
-        return heads * config["head_dim"], plan.attention_heads(heads, groups, tp).per_rank * config["head_dim"]
+        return heads * config["head_dim"], plan.attention_heads(heads, tp, virtual).per_rank * config["head_dim"]
     if planned == "groups":
         each = config["o_lora_rank"]
-        return groups * each, plan.output_groups(groups, heads, tp).per_rank * each
+        return groups * each, plan.output_groups(groups, heads, tp, virtual).per_rank * each
     if planned == "shared":
         size = intermediate * config["n_shared_experts"]
         return size, plan.shared_intermediate(size, tp).per_rank

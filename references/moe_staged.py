@@ -8,6 +8,7 @@ makes of them instead is in `references/finalize.py`.
 `bf16_steps`: Marlin, BF16 x MXFP4, every step stored as BF16: gate and up, SiLU(gate), its product with up, GEMM2's
 result, the routing weight, their product; slots are added in BF16, in slot order.
 Source: vLLM 0.33.0, `marlin_template.h` (topk weights), `activation_kernels.cu`, `moe_align_sum_kernels.cu`.
+45c1582e9's moe_sum adds two to four slots in BF16, more than four by torch's sum, in FP32: less error than here.
 
 Requantisation takes amax * (an approximate reciprocal of 448): where amax is 1.75 * 2^n a kernel may choose the next
 scale. Here it is exactly 1 / 448 in FP32, as at the input, where the kernels multiply by that constant themselves.

@@ -33,23 +33,30 @@ def _equal_shares(size: int, tp: int, alignment: int) -> Share:
     return Share(per_rank, per_rank * tp)
 
 
-def attention_heads(heads: int, groups: int, tp: int) -> Share:
-    """Query heads: align_up(ceil(heads / tp), 8) a rank. 64 at TP3: 24, 72.
+def unshared(heads: int, groups: int, intermediate: int, tp: int) -> list[str]:
+    """Axes for which TP ranks need virtual TP: tp does not divide them, or cuts a scale group. One plan pads all axes.
 
-    Where tp divides heads and output groups alike nothing is padded: 6 heads in 6 groups at TP2 are 3 a rank.
+    2080 channels at TP2, 1040 a rank, cut scale group 32 in two. Shared experts and vocabulary any vLLM pads by itself.
     """
-    if heads % tp == 0 and groups % tp == 0:
-        return Share(heads // tp, heads)
-    return _equal_shares(heads, tp, HEAD_ALIGNMENT)
+    found = [name for name, size in (("heads", heads), ("groups", groups)) if size % tp]
+    return found + ["routed"] * (routed_intermediate(intermediate, tp).padded != intermediate)
 
 
-def output_groups(groups: int, heads: int, tp: int) -> Share:
+def attention_heads(heads: int, tp: int, virtual: bool) -> Share:
+    """Query heads: with virtual TP align_up(ceil(heads / tp), 8) a rank. 64 at TP3: 24, 72.
+
+    Without it nothing is padded: 6 heads at TP2 are 3 a rank, and 6 at TP3 are 2 or, beside an axis that is padded, 8.
+    """
+    return _equal_shares(heads, tp, HEAD_ALIGNMENT) if virtual else Share(heads // tp, heads)
+
+
+def output_groups(groups: int, heads: int, tp: int, virtual: bool) -> Share:
     """Output groups keep their heads-per-group: padded heads / (heads / groups). 8 of 64 heads at TP3: 3, 9.
 
     Raises ValueError where a rank's heads are no whole number of groups.
     """
     heads_per_group = heads // groups
-    share = attention_heads(heads, groups, tp)
+    share = attention_heads(heads, tp, virtual)
     if share.per_rank % heads_per_group:
         raise ValueError(f"{share.per_rank} heads a rank are no whole number of groups of {heads_per_group} heads")
     return Share(share.per_rank // heads_per_group, share.padded // heads_per_group)

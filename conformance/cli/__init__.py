@@ -10,7 +10,7 @@ import traceback
 import typer
 
 from conformance import __version__
-from conformance.cli import drift, fuzz, gate, inspect, map, selftest
+from conformance.cli import drift, fuzz, gate, inspect, map, runs, selftest
 from conformance.errors import StackError, UsageError, one_line
 
 #: Base of every complaint about arguments; newer typer brings its own click along.
@@ -28,6 +28,9 @@ app.command("selftest")(selftest.selftest)
 app.command("fuzz")(fuzz.fuzz)
 app.command("map")(map.map_command)
 app.command("drift")(drift.drift)
+app.command()(runs.report)
+app.command()(runs.diff)
+app.command()(runs.verify)
 for command in (inspect.explain, inspect.claims, inspect.profiles, inspect.stacks, inspect.doctor):
     app.command()(command)
 

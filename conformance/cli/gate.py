@@ -12,7 +12,12 @@ import typer
 from conformance.cli import options
 from conformance.errors import UsageError
 
-Claims = Annotated[list[str] | None, typer.Option("--claim", help="Run only this claim (repeatable); partial scope.")]
+Claims = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--claim", help="Run only this claim, or those of a pattern (quant.nvfp4.*); repeatable; partial scope."
+    ),
+]
 Then = Annotated[str | None, typer.Option(help="Command to run only after a full GO of a real stack.")]
 
 
@@ -29,6 +34,7 @@ def gate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the broken run in --run-dir.")] = False,
     vllm_python: options.VllmPython = None,
     vllm_source: options.VllmSource = None,
+    python: options.Python = None,
     force_shard: options.ForceShard = False,
     repair: options.Repair = "",
     no_gate: Annotated[bool, typer.Option("--no-gate", help="Run blocked claims all the same.")] = False,
@@ -70,6 +76,7 @@ def gate(
         resume=resume,
         vllm_python=vllm_python,
         vllm_source=vllm_source,
+        python=python,
         force_shard=force_shard,
         repair=repair,
         no_gate=no_gate,
@@ -81,7 +88,7 @@ def gate(
         limits=limits,
         nightly=nightly,
     )
-    selected = {catalogue.get(name).id for name in claim} if claim else None
+    selected = {found for name in claim for found in catalogue.named(name)} if claim else None
     run = resolve(settings)
     if selected is not None and run.policy.release:
         raise UsageError(f"policy {policy} refuses --claim: it judges the whole scope")

@@ -22,6 +22,9 @@ Backend = Annotated[str | None, typer.Option(help="MoE backend; default: the pro
 Layers = Annotated[str, typer.Option(help="Comma-separated layers; makes the scope partial.")]
 VllmPython = Annotated[str | None, typer.Option(help="Interpreter that holds the vLLM to test; default: this one.")]
 VllmSource = Annotated[str | None, typer.Option(help="vLLM source checkout, put first on that interpreter's path.")]
+Python = Annotated[
+    str | None, typer.Option("--python", help="Interpreter that holds the library whose quantisers are judged.")
+]
 ForceShard = Annotated[bool, typer.Option("--force-shard", help="Go round the stack's refusal of the configuration.")]
 Repair = Annotated[str, typer.Option(help="Mend known defects at the fault seam (w2-units); the verdict says so.")]
 LoaderRun = Annotated[

@@ -16,6 +16,7 @@ def selftest(
     backend: options.Backend = None,
     vllm_python: options.VllmPython = None,
     vllm_source: options.VllmSource = None,
+    python: options.Python = None,
     json: options.Json = None,
 ) -> None:
     """Plant each fault, run its layer, and print which claim catches it.
@@ -28,7 +29,8 @@ def selftest(
     from conformance.stacks.protocols import StackOptions
 
     options.check_json(json)
-    report = engine.run(stack, StackOptions(python=vllm_python, source=vllm_source), fault or [], backend, layers)
+    reached = StackOptions(python=vllm_python, source=vllm_source, library_python=python)
+    report = engine.run(stack, reached, fault or [], backend, layers)
     print_matrix(report, to_stderr=str(json) == "-")
     options.write_json(json, report)
     raise typer.Exit(report.exit_code)

@@ -98,6 +98,24 @@ def _no_product(unit: CompileUnit, result: CompileResult) -> None:
             kernel.sass, kernel.ptx = {}, {}
 
 
+def _cache_upcast(unit: CompileUnit, result: CompileResult) -> None:
+    """What the cache holds in FP8 is multiplied in BF16, in prefill."""
+    if unit.route == "attention":
+        kernel = result.kernels[-1]
+        kernel.sass, kernel.ptx = {_UPCAST[0]: 100}, {_UPCAST[1]: 100}
+
+
+def _attention_refused(unit: CompileUnit, result: CompileResult) -> None:
+    if unit.route == "attention":
+        result.kernels[0] = Compiled(result.kernels[0].name, rejected="no instance of the overloaded function")
+
+
+def _attention_oversize(unit: CompileUnit, result: CompileResult) -> None:
+    """The launch asks for more shared memory than the target has; nvcc says nothing, since it is dynamic."""
+    if unit.route == "attention":
+        result.kernels[-1].shared = 115_000
+
+
 def _more_spills(unit: CompileUnit, result: CompileResult) -> None:
     kernel = result.kernels[0]
     if unit.kind == "kernel" and kernel.spill_stores is not None:
@@ -122,5 +140,8 @@ silent_oversize = MoeFault(compiled=_silent_oversize)
 other_target = MoeFault(compiled=_other_target)
 upcast = MoeFault(compiled=_upcast)
 no_product = MoeFault(compiled=_no_product)
+cache_upcast = MoeFault(compiled=_cache_upcast)
+attention_refused = MoeFault(compiled=_attention_refused)
+attention_oversize = MoeFault(compiled=_attention_oversize)
 more_spills = MoeFault(compiled=_more_spills)
 registers = MoeFault(compiled=_registers)

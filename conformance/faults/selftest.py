@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +18,7 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
+from conformance.faults.attention_seam import FaultyAttention
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.engines import needed
@@ -25,6 +26,7 @@ from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
 from conformance.faults.prepare import FaultyPreparation, FaultySelection
+from conformance.faults.quant_seam import QuantFault
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate, offered
@@ -45,7 +47,7 @@ GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "s
 
 
 #: `no fault here`: the backend's kernel is as wide as a rank's share, and the wrong formula comes out right; or the
-#: claims do not apply to the backend; or the engine has no such part that could be spoilt.
+#: claims do not apply to the backend.
 OUTCOMES = ("caught", "alive", "fails clean", "not planted", "no fault here")
 
 
@@ -66,6 +68,8 @@ class Planted(msgspec.Struct):
     fails_clean: list[str]
     also: list[str]
     outcome: str
+    #: Why nothing was planted, where the process that should have done it ended.
+    reason: str = ""
 
 
 class Report(msgspec.Struct):
@@ -79,11 +83,13 @@ class Report(msgspec.Struct):
     exit_code: int
 
 
-def _in_scope(stack_name: str, layers: str) -> tuple[str, ...]:
-    """All layers; of a real stack not `e2e`, unless it is named: an engine a fault takes minutes."""
-    if layers:
-        return catalogue.check_layers([word.strip() for word in layers.split(",") if word.strip()])
-    return catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
+def _in_scope(stack_name: str, layers: str) -> list[str]:
+    """All faults (none named); of a real stack not those of `e2e`, unless it is named: each takes minutes."""
+    if not layers and stack_name == "reference":
+        return []
+    words = [word.strip() for word in layers.split(",") if word.strip()]
+    chosen = catalogue.check_layers(words) if layers else catalogue.LAYERS[:-1]
+    return [name for name, fault in FAULTS.items() if fault.layer in chosen]
 
 
 def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = "") -> Report:
@@ -91,25 +97,19 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
-    chosen = [FAULTS[i] for i in only] or [f for f in FAULTS.values() if f.layer in _in_scope(stack_name, layers)]
-    target = _target(stack_name, backend or BACKEND)
-    padding = {"intermediate": target.intermediate_roundings[0], "hidden": target.hidden_roundings[0]}
-    own = hardware_profiles.backends()[target.backend].arithmetic
-    arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
-    emulated = msgspec.structs.replace(options, emulate=padding, arithmetic=arithmetic, vetted=target.vetted)
-    stack = registry.open_stack(stack_name, emulated)
-    worlds = Worlds(stack_name, emulated)
+    only = only or _in_scope(stack_name, layers)
+    _target(stack_name, backend or BACKEND)
+    if registry.is_foreign(stack_name):
+        from conformance.faults.selftest_apart import Apart
+
+        bench: Bench | Apart = Apart(stack_name, options, only, backend)
+    else:
+        bench = Bench(stack_name, options, only, backend)
     try:
-        files = _files() if any(claim.startswith("loader.files.") for f in chosen for claim in f.claims) else None
-        e2e_target, engines = _e2e(stack, target, chosen)
-        planner = RememberedPlanner(offered(stack, "planner"))
-        bench = Bench(stack, planner, target, worlds, files, engines, e2e_target)
-        context = _context(bench)
-        clean = _statuses(stack, context, _looked_at(chosen) if only or layers else _all_claims(chosen))
-        planted = [_plant(bench, fault, clean, context) for fault in chosen]
+        planted = [bench.plant(name) for name in only or FAULTS]
+        clean = bench.clean
     finally:
-        worlds.close()
-        stack.close()
+        bench.close()
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
     outcomes = [p.outcome for p in planted]
     counts = {word: outcomes.count(word) for word in OUTCOMES}
@@ -145,12 +145,15 @@ def _target(stack_name: str, backend: str) -> Target:
         vetted=tuple(dict.fromkeys([*hardware_profiles.vetted(), own])),
         arithmetic=profile.arithmetic if emulated else None,
         layout=b.layout,
+        planting=True,
+        head_paddings=profile.head_paddings,
+        output_scales=profile.output_scales,
     )
 
 
 def _model() -> geometry.Geometry:
-    """With one hash-routed layer, so that there is one of every kind."""
-    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1}, GEOMETRY)
+    """With one hash-routed layer, so that there is one of every kind, and two output groups a rank."""
+    return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1, "o_groups": 4}, GEOMETRY)
 
 
 @cache
@@ -164,16 +167,54 @@ def _files() -> Files:
     return folder.read(str(made))
 
 
-class Bench(NamedTuple):
-    """What faults are planted in. `planner` remembers answers, `worlds` keeps rank processes."""
+class Bench:
+    """What faults are planted in. `planner` remembers answers, `worlds` keeps rank processes.
 
-    stack: Stack
-    planner: PlanBuilder
-    target: Target
-    worlds: Worlds
-    files: Files | None
-    e2e: Measured | None
-    e2e_target: Target
+    `clean`: what the claims that the faults `only` (all: none named) look at say of the stack as it is; measured here
+    unless it is known. Raises what opening the stack raises.
+    """
+
+    def __init__(
+        self,
+        stack_name: str,
+        options: StackOptions,
+        only: list[str],
+        backend: str | None,
+        clean: Statuses | None = None,
+    ):
+        self.target = _target(stack_name, backend or BACKEND)
+        padding = {"intermediate": self.target.intermediate_roundings[0], "hidden": self.target.hidden_roundings[0]}
+        own = hardware_profiles.backends()[self.target.backend].arithmetic
+        arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
+        emulated = msgspec.structs.replace(
+            options,
+            emulate=padding,
+            arithmetic=arithmetic,
+            vetted=self.target.vetted,
+            head_paddings=self.target.head_paddings,
+            output_scales=self.target.output_scales,
+        )
+        chosen = [FAULTS[i] for i in only or FAULTS]
+        with_files = any(claim.startswith("loader.files.") for fault in chosen for claim in fault.claims)
+        self.files = _files() if with_files else None
+        self.stack: Stack = registry.open_stack(stack_name, emulated)
+        self.worlds = Worlds(stack_name, emulated)
+        self.e2e_target, self.e2e = _e2e(self.stack, self.target, chosen)
+        try:
+            self.planner: PlanBuilder = RememberedPlanner(offered(self.stack, "planner"))
+            self._context = _context(self)
+            looked_at = _looked_at(chosen) if only else _all_claims(chosen)
+            self.clean = clean or _statuses(self.stack, self._context, looked_at)
+        except BaseException:
+            self.close()
+            raise
+
+    def plant(self, fault: str) -> Planted:
+        return _plant(self, FAULTS[fault], self.clean, self._context)
+
+    def close(self) -> None:
+        self.worlds.close()
+        self.stack.close()
 
 
 def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = None) -> Context:
@@ -216,6 +257,11 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.graph and graphs:
         clean_graphs, graph_fault = graphs, fault.graph
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
+    quant = (fault and fault.quant) or QuantFault()
+    kernels = getattr(stack, "attention", None)
+    if fault and fault.attention and kernels:
+        right_kernels, attention_fault = kernels, fault.attention
+        kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
     named = fault.id if fault and (fault.moe or fault.graph) else ""
@@ -236,6 +282,11 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         loader_only=bool(fault and fault.moe and fault.moe.loader),
         graphs=graphs,
         compiler=compiler,
+        quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
+        gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
+        swiglu=quant.planted("swiglu", getattr(stack, "swiglu", None)),
+        linear=quant.planted("linear", getattr(stack, "linear", None)),
+        attention=kernels,
         e2e=lambda: _engines(bench, fault),
     )
 
@@ -249,7 +300,8 @@ def _engines(bench: Bench, fault: Fault | None) -> Measured:
     from conformance.e2e import opening
 
     faults = fault.engine.planted(bench.e2e.sizes)
-    return opening.measured(bench.stack, bench.e2e_target, faults=faults, clean=bench.e2e, parts=needed(fault.claims))
+    parts = needed(fault.claims)
+    return opening.measured(bench.stack, bench.e2e_target, faults=faults, clean=bench.e2e, parts=parts)
 
 
 def _e2e(stack: Stack, target: Target, chosen: list[Fault]) -> tuple[Target, Measured | None]:
@@ -305,7 +357,7 @@ def _given(context: Context) -> tuple[str, ...]:
 def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
     stack, target = bench.stack, bench.target
     context = _context(bench, fault, clean_context)
-    kinds = getattr(stack.engine(), "kinds", ()) if fault.engine and hasattr(stack, "engine") else ()
+    kinds = stack.engine().kinds if fault.engine and hasattr(stack, "engine") else ()
     plantable = not fault.engine or fault.engine.kind in kinds or fault.engine.kind.startswith(SERVING)
     statuses = _statuses(stack, context, _looked_at([fault])) if plantable else {}
     failed = [i for i, (status, _) in statuses.items() if status in NO_GO]

@@ -112,12 +112,12 @@ class RunFolder:
             manifest = msgspec.json.decode(earlier.read_bytes(), type=Manifest)
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(f"--resume: {earlier}: not a readable manifest: {error}") from None
-        then, now = manifest.settings, _settings(run)
+        then, now = manifest.settings, recorded_settings(run)
         changed = sorted(k for k in {*then, *now} if then.get(k) != now.get(k))
         if changed:
             k = changed[0]
             raise UsageError(f"--resume: {k} was {then.get(k)!r} in that run and is {now.get(k)!r} now")
-        if manifest.harness_commit != _commit():
+        if manifest.harness_commit != harness_commit():
             raise UsageError("--resume: the harness itself has changed since that run; start a new one")
         self.known = {r.id: r for r in read_evidence(self.path) if r.status in MEASURED}
         self._drop_partial_line()
@@ -156,7 +156,8 @@ def default_path(run: Resolved) -> Path:
     )
 
 
-def _settings(run: Resolved) -> dict[str, Any]:
+def recorded_settings(run: Resolved) -> dict[str, Any]:
+    """The options that decide what is measured, with the digests of what they name."""
     given: dict[str, Any] = msgspec.to_builtins(run.settings)
     model = hashlib.sha256(msgspec.json.encode(run.target.geometry.config)).hexdigest()
     known = {"profile": run.profile.name, "geometry_sha256": model}
@@ -168,14 +169,14 @@ def _settings(run: Resolved) -> dict[str, Any]:
 def _manifest(run: Resolved) -> Manifest:
     return Manifest(
         harness=__version__,
-        harness_commit=_commit(),
+        harness_commit=harness_commit(),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         python=sys.version.split()[0],
         platform=platform.platform(),
         gpu=hardware_profiles.found()[1],
         packages={name: _version(name) for name in _PACKAGES},
         environment={k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)},
-        settings=_settings(run),
+        settings=recorded_settings(run),
         seed=run.target.seed,
         command=sys.argv,
     )
@@ -188,7 +189,7 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _commit() -> str:
+def harness_commit() -> str:
     """Commit of the clone, with `+DIGEST` of what the working tree changes in it; empty outside a clone."""
     try:
         git = ["git", "-C", str(TREE)]

@@ -147,6 +147,11 @@ class Runner:
                 graphs=getattr(stack, "graph", None),
                 compiler=getattr(stack, "compiler", None),
                 e2e=lambda: self._e2e(stack),
+                quantizer=getattr(stack, "quantizer", None),
+                gemm=getattr(stack, "gemm", None),
+                swiglu=getattr(stack, "swiglu", None),
+                linear=getattr(stack, "linear", None),
+                attention=getattr(stack, "attention", None),
             )
         return self._contexts[stack.name]
 
@@ -259,6 +264,7 @@ def repeat_command(run: Resolved, claim_id: str) -> str:
         ("--stack", s.stack),
         ("--vllm-python", s.vllm_python),
         ("--vllm-source", s.vllm_source),
+        ("--python", s.python),
         ("--geometry", None if s.checkpoint or s.model else s.geometry),
         ("--checkpoint", s.checkpoint),
         ("--checkpoint-bytes", s.checkpoint_bytes),

@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     resume: bool = False
     vllm_python: str | None = None
     vllm_source: str | None = None
+    python: str | None = None
     force_shard: bool = False
     repair: str = ""
     no_gate: bool = False
@@ -121,6 +122,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     named = "--vllm-python" if settings.vllm_python else "--vllm-source" if settings.vllm_source else ""
     if named and set(stacks.values()) == {"reference"}:
         raise UsageError(f"{named} names a vLLM, but the reference stack is judged: add --stack vllm")
+    if settings.python and set(stacks.values()) <= {"reference", "vllm"}:
+        raise UsageError("--python names a library's interpreter, and no library is judged: add --stack torchao, ...")
     if settings.emulate and set(stacks.values()) != {"reference"}:
         raise UsageError(f"--emulate {settings.emulate} runs on the reference stack, not on {settings.stack}")
     if policy.release and (settings.layers or settings.repair or settings.force_shard):
@@ -159,6 +162,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         model=settings.model or "",
         sizes=sizes if settings.model or "," in settings.tp else (),
         limits=settings.limits or "",
+        head_paddings=judged.head_paddings,
+        output_scales=judged.output_scales,
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
@@ -171,10 +176,13 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         stack_options=StackOptions(
             python=settings.vllm_python,
             source=settings.vllm_source,
+            library_python=settings.python,
             emulate=padding,
             arithmetic=backend.arithmetic or judged.arithmetic,
             vetted=hardware_profiles.vetted() if emulated and guarded else None,
             work_dir=None,
+            head_paddings=judged.head_paddings,
+            output_scales=judged.output_scales,
         ),
         required=tuple(_required(profile, policy, stacks, tp, model)),
         repairs=chosen,

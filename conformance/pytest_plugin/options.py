@@ -27,6 +27,7 @@ _VALUES = {
     "run_dir": "Run folder; default: runs/TIME-PROFILE-STACK.",
     "vllm_python": "Interpreter that holds the vLLM to test; default: this one.",
     "vllm_source": "vLLM source checkout, put first on that interpreter's path.",
+    "python": "Interpreter that holds the library whose quantisers are judged.",
     "loader_run": "Run folder whose recorded loader maps feed the MoE kernel.",
     "checkpoint": "Folder of a safetensors checkpoint: its config.json, names, types and shapes are judged.",
     "waivers": "TOML file of waivers: claim, issue, reason, until.",

@@ -18,11 +18,12 @@ from conformance.result import NO_GO, Status
 
 if TYPE_CHECKING:
     from conformance.gate.folder import RunFolder
+    from conformance.gate.recorded import Recorded
 
 _RESULT = {Word.GO: "WARNED", Word.WAIVED: "WARNED", Word.NO_GO: "FAILED", Word.INCOMPLETE: "FAILED"}
 
 
-def render(folder: RunFolder, verdict: Verdict) -> bytes:
+def render(folder: RunFolder | Recorded, verdict: Verdict) -> bytes:
     evidence = _digest(folder.path / "evidence.jsonl")
     subjects: list[dict[str, Any]] = [{"name": "evidence.jsonl", "digest": {"sha256": evidence}}]
     for name, info in folder.manifest.stacks.items():

@@ -29,6 +29,9 @@ def print_matrix(report: Report, to_stderr: bool = False) -> None:
         )
         table.add_row(planted.id, f"[{_STYLES[planted.outcome]}]{planted.outcome}", claims)
     console.print(table)
+    for planted in report.faults:
+        if planted.reason:
+            console.print(f"{planted.id}: {planted.reason}", markup=False)
     for claim, words in report.clean.items():
         console.print(f"without any fault: {claim} {words}", markup=False)
     counts = ", ".join(f"{n} {word}" for word, n in report.counts.items() if n)

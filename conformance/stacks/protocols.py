@@ -234,17 +234,23 @@ class StackOptions(msgspec.Struct, frozen=True):
 
     python: str | None = None
     source: str | None = None
+    #: The interpreter that holds the library whose quantisers are judged: `--python`.
+    library_python: str | None = None
     work_dir: str | None = None
     #: Seconds that one call into the stack may take, and that its start may take.
     call_timeout: float = 300.0
     start_timeout: float = 300.0
-    #: A profile's padding that the reference stack emulates: {"intermediate": 128, "heads": 32}.
+    #: A profile's padding that the reference stack emulates: {"intermediate": 128, "hidden": 128}.
     emulate: dict[str, int] = {}
     #: Pairs that the reference stack's guard accepts where padding is needed: (capability, attention, MoE); None: no
     #: guard is emulated.
     vetted: tuple[Vetted, ...] | None = None
     #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
     arithmetic: Literal["bf16", "mxfp8", "bf16_steps"] = "bf16"
+    #: Head counts that the reference stack's attention takes, ascending (empty: any), and how it lays out the scales of
+    #: its output projection (empty: BF16, no scales).
+    head_paddings: tuple[int, ...] = ()
+    output_scales: str = ""
 
 
 class MoeCapabilities(msgspec.Struct, frozen=True):

@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_engine import ReferenceEngine
+    from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
     from conformance.stacks.reference_graphs import ReferenceGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
+    from conformance.stacks.reference_quant import ReferenceQuantizer
     from conformance.stacks.reference_selection import ReferenceSelection
 
 
@@ -51,6 +54,7 @@ class ReferenceStack:
         self._emulate = options.emulate
         self._arithmetic = options.arithmetic
         self._vetted = options.vetted
+        self._heads, self._scales = options.head_paddings, options.output_scales
 
     def info(self) -> StackInfo:
         return StackInfo(
@@ -58,7 +62,16 @@ class ReferenceStack:
             subject="reference",
             version=__version__,
             backends=["any: the profile's rounding is emulated"],
-            capabilities=["plan", "loader", "virtual-tp", f"moe ({self._arithmetic} x MXFP4)", "graph", "e2e"],
+            capabilities=[
+                "plan",
+                "loader",
+                "virtual-tp",
+                "quant",
+                "attention",
+                f"moe ({self._arithmetic} x MXFP4)",
+                "graph",
+                "e2e",
+            ],
         )
 
     def planner(self) -> ReferencePlanner:
@@ -94,6 +107,11 @@ class ReferenceStack:
 
         return ReferenceSelection()
 
+    def attention(self) -> ReferenceAttention:
+        from conformance.stacks.reference_attention import ReferenceAttention
+
+        return ReferenceAttention(self._heads, self._scales)
+
     def graph(self) -> ReferenceGraphs:
         from conformance.stacks.reference_graphs import ReferenceGraphs
 
@@ -108,6 +126,26 @@ class ReferenceStack:
         from conformance.stacks.reference_engine import ReferenceEngine
 
         return ReferenceEngine()
+
+    def quantizer(self) -> ReferenceQuantizer:
+        from conformance.stacks.reference_quant import ReferenceQuantizer
+
+        return ReferenceQuantizer()
+
+    def gemm(self) -> ReferenceGemm:
+        from conformance.stacks.reference_gemm import ReferenceGemm
+
+        return ReferenceGemm()
+
+    def swiglu(self) -> ReferenceSwiglu:
+        from conformance.stacks.reference_gemm import ReferenceSwiglu
+
+        return ReferenceSwiglu()
+
+    def linear(self) -> ReferenceLinear:
+        from conformance.stacks.reference_gemm import ReferenceLinear
+
+        return ReferenceLinear()
 
     def close(self) -> None:
         pass
@@ -126,9 +164,9 @@ _OTHER_ATTENTION = ("FLASHMLA_SPARSE_DSV4", "FLASH_ATTN", "TRITON_MLA")
 _OTHER_MOE = ("deep_gemm", "deep_gemm_mega_moe", "marlin")
 
 
-def head_step(heads: int, groups: int, tp: int) -> int:
-    """Heads are given out one by one where every rank gets whole ones anyway, else by eights."""
-    return 8 if heads % tp or groups % tp else 1
+def head_step(heads: int, groups: int, channels: int, tp: int) -> int:
+    """Heads are given out one by one where every rank gets whole ones of all anyway, else by eights."""
+    return 8 if heads % tp or groups % tp or channels % (32 * tp) else 1
 
 
 class ReferencePlanner:
@@ -147,9 +185,12 @@ class ReferencePlanner:
 
     def plan(self, request: PlanRequest) -> PlanOutcome:
         g, tp = request.geometry, request.tp
-        axes = {"routed": _share(g.intermediate, tp, 32)}
+        whole = Axis(g.intermediate, g.intermediate, g.intermediate)  # expert parallelism cuts no expert
+        axes = {"routed": whole if request.expert_parallel else _share(g.intermediate, tp, 32)}
         if g.output_groups:
-            heads = axes["heads"] = _share(g.attention_heads, tp, head_step(g.attention_heads, g.output_groups, tp))
+            cut = 0 if request.expert_parallel else g.intermediate
+            step = head_step(g.attention_heads, g.output_groups, cut, tp)
+            heads = axes["heads"] = _share(g.attention_heads, tp, step)
             heads_in_group = g.attention_heads // g.output_groups
             groups = [size / heads_in_group for size in (g.attention_heads, heads.padded, heads.per_rank)]
             if not all(n.is_integer() for n in groups):

@@ -9,6 +9,8 @@ from conformance.stacks.compile.protocol import Compiled, CompileResult, Compile
 _TILE = "128x128x128 NONE"
 _MIXED = "QMMA.SF.16832.F32.E4M3.E2M1.E8"
 _MIXED_PTX = "mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e4m3.e2m1.f32.ue8m0"
+_SCALED = _MIXED.replace("E2M1", "E4M3"), _MIXED_PTX.replace("e2m1", "e4m3")
+_FP8 = "QMMA.16832.F32.E4M3.E4M3", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32"
 _UPCAST = "HMMA.16816.F32.BF16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #: Toolchains whose figures these are.
 _NVCC = {"nvcc": "13.0.88", "ptxas": "13.0.88", "flashinfer": "0.7.2.post1"}
@@ -22,7 +24,7 @@ class ReferenceCompiler:
         if unit.arch != "sm_120a":
             raise NotSupported(f"compiled kernels are emulated for sm_120a, not for {unit.arch}")
         made = getattr(self, f"_{unit.route}")(unit.kind)
-        versions = {"cutlass": _NVCC, "cute": _CUTE, "triton": {"triton": "3.8.0"}}[unit.route]
+        versions = {"cutlass": _NVCC, "attention": _NVCC, "cute": _CUTE, "triton": {"triton": "3.8.0"}}[unit.route]
         return CompileResult(made, dict(versions), notes=["emulated: nothing was compiled"])
 
     def _cutlass(self, kind: str) -> list[Compiled]:
@@ -63,6 +65,16 @@ class ReferenceCompiler:
             kernel.sass, kernel.ptx = {sass: 64}, {ptx: 64}
             made.append(kernel)
         return made
+
+    def _attention(self, kind: str) -> list[Compiled]:
+        decode = self._kernel("sparse MLA decode, 32 heads", 96, 0, shared=92832, threads=288, spills=(0, 0))
+        prefill = self._kernel(
+            "sparse MLA prefill over two caches, 32 heads", 168, 8, shared=97936, threads=384, spills=(4, 12)
+        )
+        for kernel, products in ((decode, (_SCALED, _UPCAST, _FP8)), (prefill, (_UPCAST, _FP8))):
+            kernel.sass = {sass: 14 for sass, _ in products}
+            kernel.ptx = {ptx: 14 for _, ptx in products}
+        return [decode, prefill]
 
     @staticmethod
     def _kernel(

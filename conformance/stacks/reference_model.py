@@ -63,9 +63,8 @@ class Layout:
         self.parameters: dict[str, tuple[str, list[int]]] = {}
         c = self.c
         ratios = c["compress_ratios"]
-        self.heads = share(
-            c["num_attention_heads"], self.tp, head_step(c["num_attention_heads"], c["o_groups"], self.tp)
-        )
+        heads = c["num_attention_heads"]
+        self.heads = share(heads, self.tp, head_step(heads, c["o_groups"], c["moe_intermediate_size"], self.tp))
         if request.draft:
             for index in range(c.get("num_nextn_predict_layers", 0)):
                 self._layer(f"mtp.{index}", ratios[c["num_hidden_layers"] + index], hashed=False)

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 _GROUP = "conformance.stacks"
 #: Entry points whose stacks may be opened in the harness's own process.
-_AT_HOME = ("conformance.stacks.reference:open_stack", "conformance.stacks.vllm:open_stack")
+_AT_HOME = (
+    "conformance.stacks.reference:open_stack",
+    "conformance.stacks.vllm:open_stack",
+    "conformance.stacks.libraries:torchao",
+    "conformance.stacks.libraries:compressed_tensors",
+    "conformance.stacks.libraries:ml_dtypes",
+)
 
 
 @cache
@@ -47,7 +53,8 @@ def open_stack(name: str, options: StackOptions) -> Stack:
 
 def is_foreign(name: str) -> bool:
     """Does foreign code run wherever this stack is opened? So it does with installed plug-ins and kernel libraries;
-    our own reference has none, and vLLM lives in a worker of its own. An unknown name is not."""
+    our own reference has none; vLLM and the quantisers of libraries live in workers of their own. An unknown name is
+    not."""
     point = _known().get(name)
     return point is not None and getattr(point, "dist", None) is not None and point.value not in _AT_HOME
 

@@ -12,7 +12,7 @@ from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.compile.protocol import Compiled, CompileResult, CompileUnit, Kind, Route
-from hardware_profiles.compiled import Families, Family, arch, families
+from hardware_profiles.compiled import Baseline, Families, Family, arch, baselines, families
 
 #: Of one block, on every target here. Source: CUDA C++ Programming Guide, `Compute Capabilities`.
 REGISTERS, THREADS = 65536, 1024
@@ -91,6 +91,36 @@ def multiplies(kernel: Compiled, family: Family, where: str) -> list[Finding]:
 def _plain(opcode: str) -> str:
     """PTX tools write a shape before or after the kind; trailing dots are none of the name."""
     return opcode.rstrip(".:")
+
+
+def above(kernel: Compiled, record: Baseline, where: str) -> list[Finding]:
+    """More registers, stack or spills than recorded."""
+    found = []
+    for name in ("registers", "stack", "spill_stores", "spill_loads"):
+        due, got = getattr(record, name), getattr(kernel, name)
+        if due is not None and (got is None or got > due):
+            found.append(Finding(where, f"{name.replace('_', ' ')} of at most {due}, as recorded", f"{got}"))
+    return found
+
+
+def taken(kernel: Compiled) -> str:
+    spills = "" if kernel.spill_stores is None else f", spills {kernel.spill_stores}/{kernel.spill_loads} bytes"
+    return f"{kernel.name}: {kernel.registers} registers, stack {kernel.stack} bytes{spills}"
+
+
+def unrecorded(route: str, arch: str, kernel: str, toolchain: dict[str, str]) -> str:
+    """Which toolchain has no record, and which have."""
+    known = dict.fromkeys(
+        _versions(b.toolchain) for b in baselines() if (b.route, b.arch, b.kernel) == (route, arch, kernel)
+    )
+    return (
+        f"no baseline of {kernel} on {arch} for this toolchain ({_versions(toolchain)}); recorded: "
+        f"{'; '.join(known) or 'none'}"
+    )
+
+
+def _versions(toolchain: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in toolchain.items())
 
 
 def evidence(

@@ -88,28 +88,14 @@ def baseline(stack: Stack, context: Context) -> Evidence:
         findings += compiled.rejected(kernel, where) or compiled.fits(kernel, goal, where)
         if record is None:
             notes.append(
-                f"no baseline of {kernel.name} on {goal.arch} for this toolchain: only the limits of a block "
+                f"{compiled.unrecorded('cutlass', goal.arch, kernel.name, unit.toolchain)}: only the limits of a block "
                 "were compared, neither stack nor spills"
             )
             continue
         known.append(record)
-        findings += _above(kernel, record, where)
-    good = "; ".join(_taken(kernel) for kernel in unit.kernels)
+        findings += compiled.above(kernel, record, where)
+    good = "; ".join(compiled.taken(kernel) for kernel in unit.kernels)
     return compiled.evidence([unit, probed], findings, good, [record._asdict() for record in known], notes)
-
-
-def _above(kernel: Compiled, record: Baseline, where: str) -> list[Finding]:
-    found = []
-    for name in ("registers", "stack", "spill_stores", "spill_loads"):
-        due, got = getattr(record, name), getattr(kernel, name)
-        if due is not None and (got is None or got > due):
-            found.append(Finding(where, f"{name.replace('_', ' ')} of at most {due}, as recorded", f"{got}"))
-    return found
-
-
-def _taken(kernel: Compiled) -> str:
-    spills = "" if kernel.spill_stores is None else f", spills {kernel.spill_stores}/{kernel.spill_loads} bytes"
-    return f"{kernel.name}: {kernel.registers} registers, stack {kernel.stack} bytes{spills}"
 
 
 @claim("moe.compile.oversize")
@@ -154,7 +140,7 @@ def cute(stack: Stack, context: Context) -> Evidence:
             findings += compiled.multiplies(kernel, family, where)
         record = recorded("cute", goal.arch, kernel.name, result.toolchain)
         if record is not None:
-            findings += _above(kernel, record, where)
+            findings += compiled.above(kernel, record, where)
         else:
             notes.append(f"no baseline of {kernel.name} on {goal.arch} for this toolchain")
     most = max((kernel.shared or 0 for kernel in result.kernels), default=0)

@@ -25,7 +25,7 @@ def axes(stack: Stack, context: Context) -> Evidence:
             f"the stack makes no plan for the draft: {outcome.message or 'no virtual tensor parallelism'}"
         )
     due = expected.axes(t.geometry, t.tp)
-    if context.virtual and (missing := sorted(set(due) - set(outcome.axes))):
+    if context.padded and (missing := sorted(set(due) - set(outcome.axes))):
         raise NotSupported(f"the draft's plan does not tell its {', '.join(missing)}")
     wrong = [
         Finding(
@@ -56,12 +56,13 @@ def _deed(outcome: PlanOutcome) -> str:
 @claim("plan.draft.guard")
 def guard(stack: Stack, context: Context) -> Evidence:
     """Vetted pairs with a draft are accepted; for every other pair, for vetted pairs on other platforms, for expert
-    parallelism and MegaMoE, the configuration is refused and the draft's own configuration is not padded."""
+    parallelism (where axes stay to pad) and MegaMoE, the configuration is refused, the draft's own not padded.
+    """
     t = context.target
     own = [Combination(attention, moe, t.capability, draft=True) for attention, moe in t.vetted_here]
     good = [(c, o) for c, o in ask(context, own) if o.padding != "unknown-backend"]
     forbidden = every_pair(context, [t.capability], draft=True)
-    forbidden += [c._replace(expert_parallel=True) for c in own]
+    forbidden += [c._replace(expert_parallel=True) for c in own if context.virtual_beside_experts]
     forbidden += [c._replace(moe=MEGA_MOE) for c in own]
     forbidden += [
         Combination(attention, moe, capability, draft=True)

@@ -95,9 +95,10 @@ def silent(stack: Stack, context: Context) -> Evidence:
 
 @claim("plan.guard.expert_parallel")
 def expert_parallel(stack: Stack, context: Context) -> Evidence:
-    """With virtual TP: refused, for every vetted pair. Without: accepted, for the run's own pair."""
+    """With virtual TP: refused, for every vetted pair. Without, and where experts alone would need it (dealt out whole,
+    they are not cut): accepted, for the run's own pair."""
     t = context.target
-    if context.virtual:
+    if context.virtual_beside_experts:
         own = t.vetted_here or vetted_pairs(context)
         asked = [Combination(attention, moe, t.capability, expert_parallel=True) for attention, moe in own]
         return _must_refuse(context, asked, "expert parallelism", "padded experts are cut across ranks, not dealt out")
@@ -109,10 +110,12 @@ def expert_parallel(stack: Stack, context: Context) -> Evidence:
 
 @claim("plan.guard.megamoe")
 def megamoe(stack: Stack, context: Context) -> Evidence:
-    """MegaMoE beside each vetted attention backend, alone and with the expert parallelism that it wants."""
+    """MegaMoE beside each vetted attention backend, alone and with the expert parallelism that it wants (which leaves
+    nothing to pad where experts alone need padding: not asked then)."""
     t = context.target
+    parallel = (False, True) if context.virtual_beside_experts else (False,)
     attentions = sorted({attention for attention, _ in t.vetted_here or vetted_pairs(context)})
-    asked = [Combination(attention, MEGA_MOE, t.capability, ep) for attention in attentions for ep in (False, True)]
+    asked = [Combination(attention, MEGA_MOE, t.capability, ep) for attention in attentions for ep in parallel]
     evidence = _must_refuse(context, asked, "MegaMoE", "MegaMoE takes whole experts, and no padded shares of them")
     evidence.notes = [f"{c.words}: {words(o)}" for c, o in ask(context, asked)]
     return evidence

@@ -14,7 +14,8 @@ from conformance.faults.catalogue import FAULTS
 
 
 @pytest.mark.parametrize(
-    "command", ["", "gate", "selftest", "map", "explain", "claims", "profiles", "stacks", "doctor"]
+    "command",
+    ["", "gate", "selftest", "map", "report", "diff", "verify", "explain", "claims", "profiles", "stacks", "doctor"],
 )
 def test_help(conformance, command):
     done = conformance(*command.split(), "--help")

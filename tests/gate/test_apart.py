@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from conformance import TREE, catalogue
+from conformance.errors import StackCrashed
+from conformance.faults import selftest
 from conformance.gate import apart
 from conformance.gate.runner import Runner
 from conformance.gate.settings import Settings, resolve
 from conformance.result import Status
 from conformance.stacks import registry
+from conformance.stacks.protocols import StackOptions
 from tests.stacks.test_process import gone
 
 PLUGIN = '''
@@ -40,12 +43,18 @@ class Rogue:
         return self
 
     def loader(self):
+        """The selftest asks once for the clean stack, and once more for each fault."""
+        self.asked = getattr(self, "asked", 0) + 1
+        once = Path(os.environ["ROGUE_PIDS"] + ".once")
+        if os.environ["ROGUE"] == "planted" and self.asked == 2 and not once.exists():
+            once.touch()
+            os._exit(0)
         return ReferenceLoader(128, 128)
 
     def plan(self, request):
         """Misbehaves once."""
         once = Path(os.environ["ROGUE_PIDS"] + ".once")
-        if not once.exists():
+        if os.environ["ROGUE"] != "planted" and not once.exists():
             once.touch()
             match os.environ["ROGUE"]:
                 case "exits":
@@ -156,3 +165,17 @@ def test_whose_code_is_foreign(name, foreign):
 
 def test_an_installed_plug_in_is(rogue):
     assert registry.is_foreign("rogue") and not registry.is_foreign("nobody")
+
+
+def test_in_the_selftest_it_costs_one_fault(rogue, monkeypatch):
+    monkeypatch.setenv("ROGUE", "planted")
+    report = selftest.run("rogue", StackOptions(), ["half-fix", "floor-division"], None)
+    first, second = report.faults
+    assert (first.outcome, "the rogue worker died in plant: exit 0" in first.reason) == ("not planted", True)
+    assert second.outcome == "caught" and report.clean == {} and report.exit_code == 3
+
+
+def test_in_the_selftest_a_clean_run_that_ends_the_process_proves_nothing(rogue, monkeypatch):
+    monkeypatch.setenv("ROGUE", "exits")
+    with pytest.raises(StackCrashed, match="died in open"):
+        selftest.run("rogue", StackOptions(), ["plan-refused"], None)

@@ -20,7 +20,7 @@ from tests.gate.fakes import claim, install, resolved, result
 @pytest.fixture
 def run(monkeypatch):
     install(monkeypatch, [claim("plan.a"), claim("loader.b")])
-    monkeypatch.setattr(folder, "_commit", lambda: "c0ffee")
+    monkeypatch.setattr(folder, "harness_commit", lambda: "c0ffee")
     return resolved()
 
 

@@ -25,7 +25,7 @@ def write(monkeypatch, tmp_path):
     """Judges results, writes the folder, returns (verdict, path)."""
     claims = [claim(f"plan.{status}") for status in Status]
     install(monkeypatch, claims, stacks={name: FakeStack(name) for name in ("fake", "reference")})
-    monkeypatch.setattr(folder, "_commit", lambda: "c0ffee")
+    monkeypatch.setattr(folder, "harness_commit", lambda: "c0ffee")
 
     def write(results, selection="some", stacks=(), **settings):
         run = resolved(**settings)

@@ -30,7 +30,7 @@ NEEDS = {"loader.moe": ("plan.axes",)}
 def gate(monkeypatch, tmp_path):
     """Runs the gate; every run stack is new, and `ran` collects the claims whose check `acts` ran."""
     ran: list[str] = []
-    monkeypatch.setattr(folder, "_commit", lambda: "c0ffee")
+    monkeypatch.setattr(folder, "harness_commit", lambda: "c0ffee")
 
     def acts(stack, context):
         ran.append("loader.d")
@@ -143,7 +143,7 @@ def test_another_stack_is_refused(gate, tmp_path, other, kept):
 
 def test_another_harness_is_refused(gate, monkeypatch):
     gate()
-    monkeypatch.setattr(folder, "_commit", lambda: "c0ffee+1234")
+    monkeypatch.setattr(folder, "harness_commit", lambda: "c0ffee+1234")
     with pytest.raises(UsageError, match="the harness itself has changed"):
         gate(resume=True)
 
@@ -159,10 +159,10 @@ def test_the_commit_tells_uncommitted_changes_apart(monkeypatch):
             self.stdout = answer if text else answer.encode()
 
     monkeypatch.setattr(folder.subprocess, "run", lambda words, **more: Done(words, **more))
-    clean = folder._commit()
+    clean = folder.harness_commit()
     found = {clean}
     for changes in ("-a\n+b\n", "-a\n+c\n"):
         answers["diff"] = changes
-        found.add(folder._commit())
+        found.add(folder.harness_commit())
     assert clean == "abc"
     assert len(found) == 3 and all(commit.startswith("abc") for commit in found)

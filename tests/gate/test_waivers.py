@@ -23,7 +23,7 @@ def _entry(name="plan.a", issue="https://example.com/1", reason="known", until=L
 def _catalogue(monkeypatch):
     claims = [claim("plan.a", check="fails", group="plan.axes"), claim("plan.b"), claim("loader.c", group="loader.moe")]
     install(monkeypatch, claims, {"loader.moe": ("plan.axes",)}, {"fake": FakeStack()})
-    monkeypatch.setattr(folder, "_commit", lambda: "c0ffee")
+    monkeypatch.setattr(folder, "harness_commit", lambda: "c0ffee")
 
 
 @pytest.fixture

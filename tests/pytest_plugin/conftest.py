@@ -80,7 +80,7 @@ def session(loaded: None, pytester: pytest.Pytester, tmp_path: Path, monkeypatch
     known = {name: EntryPoint(name, target, "conformance.stacks") for name, target in _TARGETS.items()}
     known |= registry._known()
     monkeypatch.setattr(registry, "_known", lambda: known)
-    monkeypatch.setattr(folder, "_commit", lambda: "a commit")  # asks git twice, and changes while someone edits
+    monkeypatch.setattr(folder, "harness_commit", lambda: "a commit")  # asks git twice, and changes while someone edits
     monkeypatch.setattr("hardware_profiles.found", lambda: (None, "no GPU"))
 
     def run(*arguments: str, tiny: bool = True, keep: bool = True) -> Outcome:

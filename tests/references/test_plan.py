@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 
 import pytest
@@ -10,27 +11,33 @@ from hypothesis import strategies as st
 
 from references import plan
 
+HEADS, AS_THEY_ARE = (partial(plan.attention_heads, virtual=virtual) for virtual in (True, False))
+GROUPS, GROUPS_AS_THEY_ARE = (partial(plan.output_groups, virtual=virtual) for virtual in (True, False))
 #: (formula, its arguments without tp): per rank and in all, worked out by hand for each tensor-parallel size.
 TABLE = [
     # DeepSeek-V4-Flash
-    (plan.attention_heads, (64, 8), 3, (24, 72)),
-    (plan.output_groups, (8, 64), 3, (3, 9)),
+    (HEADS, (64,), 3, (24, 72)),
+    (GROUPS, (8, 64), 3, (3, 9)),
     (plan.routed_intermediate, (2048,), 3, (704, 2112)),
     (plan.shared_intermediate, (2048,), 3, (768, 2304)),
     (plan.vocabulary, (129280,), 3, (43136, 129408)),
     # ... which TP4 divides as it is
-    (plan.attention_heads, (64, 8), 4, (16, 64)),
-    (plan.output_groups, (8, 64), 4, (2, 8)),
+    (AS_THEY_ARE, (64,), 4, (16, 64)),
+    (GROUPS_AS_THEY_ARE, (8, 64), 4, (2, 8)),
     (plan.routed_intermediate, (2048,), 4, (512, 2048)),
     (plan.shared_intermediate, (2048,), 4, (512, 2048)),
     (plan.vocabulary, (129280,), 4, (32320, 129280)),
     # TP16 divides the heads and not the groups; TP2 divides 6 heads in 6 groups
-    (plan.attention_heads, (64, 8), 16, (8, 128)),
-    (plan.attention_heads, (6, 6), 2, (3, 6)),
-    (plan.output_groups, (6, 6), 2, (3, 6)),
+    (HEADS, (64,), 16, (8, 128)),
+    (AS_THEY_ARE, (6,), 2, (3, 6)),
+    (GROUPS_AS_THEY_ARE, (6, 6), 2, (3, 6)),
+    # ... and TP3 too, but beside an axis that is padded every rank has eight
+    (AS_THEY_ARE, (6,), 3, (2, 6)),
+    (HEADS, (6,), 3, (8, 24)),
+    (GROUPS, (6, 6), 3, (8, 24)),
     # DeepSeek-V4-Pro: 3072 is 3 x 1024, so only heads, groups and vocabulary are padded at TP3
-    (plan.attention_heads, (128, 16), 3, (48, 144)),
-    (plan.output_groups, (16, 128), 3, (6, 18)),
+    (HEADS, (128,), 3, (48, 144)),
+    (GROUPS, (16, 128), 3, (6, 18)),
     (plan.routed_intermediate, (3072,), 3, (1024, 3072)),
     (plan.shared_intermediate, (3072,), 3, (1024, 3072)),
     # DeepSeek-V4.1-Flash: 2304 / 4 = 576 = 18 scale groups, but no whole number of FP8 blocks
@@ -45,7 +52,7 @@ TABLE = [
     (plan.routed_intermediate, (2880,), 8, (384, 3072)),
     (plan.vocabulary, (201088,), 3, (67072, 201216)),
     # One rank holds everything
-    (plan.attention_heads, (64, 8), 1, (64, 64)),
+    (AS_THEY_ARE, (64,), 1, (64, 64)),
     (plan.routed_intermediate, (2048,), 1, (2048, 2048)),
 ]
 
@@ -66,7 +73,7 @@ def test_kernel_width(per_rank, rounding, due):
 @pytest.mark.parametrize(("groups", "heads", "tp"), [(8, 24, 3), (5, 60, 2), (4, 48, 3)])
 def test_groups_that_a_ranks_heads_do_not_fill(groups, heads, tp):
     with pytest.raises(ValueError, match="no whole number of groups"):
-        plan.output_groups(groups, heads, tp)
+        plan.output_groups(groups, heads, tp, virtual=True)
 
 
 _SIZES = st.integers(1, 1 << 18)
@@ -85,12 +92,26 @@ def test_shares_are_the_smallest_aligned_ones(formula, alignment, size, tp):
     assert (share.per_rank - alignment) * tp < size
 
 
-@given(heads=_SIZES, groups=_SIZES, tp=_TP)
-def test_heads_are_padded_by_eights_and_only_where_they_must_be(heads, groups, tp):
-    share = plan.attention_heads(heads, groups, tp)
-    if heads % tp == 0 and groups % tp == 0:
-        assert share == (heads // tp, heads)
-        return
+@pytest.mark.parametrize(
+    ("sizes", "tp", "due"),
+    [
+        ((64, 8, 2048), 3, ["heads", "groups", "routed"]),
+        ((64, 8, 2048), 4, []),
+        ((64, 8, 2048), 16, ["groups"]),
+        ((64, 8, 2080), 2, ["routed"]),
+        ((64, 8, 2304), 4, []),
+        ((6, 6, 2048), 3, ["routed"]),
+        ((6, 6, 768), 3, []),
+        ((128, 16, 3072), 3, ["heads", "groups"]),
+    ],
+)
+def test_what_needs_virtual_tp(sizes, tp, due):
+    assert plan.unshared(*sizes, tp) == due
+
+
+@given(heads=_SIZES, tp=_TP)
+def test_heads_are_padded_by_eights_under_virtual_tp(heads, tp):
+    share = HEADS(heads, tp)
     assert share.per_rank % 8 == 0
     assert share.padded == share.per_rank * tp >= heads
     assert (share.per_rank - 8) * tp < heads
@@ -105,11 +126,11 @@ def test_vocabulary_is_the_smallest_multiple_of_64_and_tp(rows, tp):
 
 @given(groups=st.integers(1, 32), heads_in_group=st.integers(1, 32), tp=_TP)
 def test_groups_keep_their_heads(groups, heads_in_group, tp):
-    heads = plan.attention_heads(groups * heads_in_group, groups, tp)
+    heads = HEADS(groups * heads_in_group, tp)
     if heads.per_rank % heads_in_group:
         with pytest.raises(ValueError):
-            plan.output_groups(groups, groups * heads_in_group, tp)
+            GROUPS(groups, groups * heads_in_group, tp)
         return
-    share = plan.output_groups(groups, groups * heads_in_group, tp)
+    share = GROUPS(groups, groups * heads_in_group, tp)
     assert share.per_rank * heads_in_group == heads.per_rank
     assert share.padded == share.per_rank * tp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from conformance import catalogue, errors, geometry
@@ -108,9 +109,9 @@ class _OnlyPlan:
         return PlanOutcome("accepted")
 
 
-def _status(claim, planner, tp=3, **changes):
+def _status(claim, planner, tp=3, model=FLASH, **changes):
     fields = {"vetted": (((12, 0), *PAIR),), "arithmetic": "mxfp8"} | changes
-    target = Target(FLASH, tp, PAIR[1], PAIR[0], (12, 0), (128,), (128,), **fields)
+    target = Target(model, tp, PAIR[1], PAIR[0], (12, 0), (128,), (128,), **fields)
     stack = ReferenceStack(StackOptions())
     status, reason, _ = evaluate(catalogue.get(claim), stack, Context(target, planner, stack.loader()))
     return str(status), reason
@@ -133,10 +134,30 @@ def test_a_stack_that_knows_no_vetted_backend():
     assert _status("plan.guard.megamoe", _Planner(unknown))[0] == "pass"
 
 
+#: Where padding is needed, what a planner's answer is worth.
+REFUSED = {"accepted": "fail", "refused": "pass", "ignored": "fail"}
+ODD = msgspec.structs.replace(FLASH, name="odd", intermediate=2080)  # 65 scale groups
+
+
+@pytest.mark.parametrize("model", [FLASH, ODD])
 @pytest.mark.parametrize(("outcome", "due"), [("accepted", "pass"), ("refused", "fail"), ("ignored", "fail")])
-def test_expert_parallelism_where_nothing_is_padded(outcome, due):
+def test_expert_parallelism_cuts_no_expert(model, outcome, due):
+    """TP2 would cut a scale group of 2080 channels; dealt out whole they need no padding, and no refusal."""
     planner = _Planner(PlanOutcome(outcome, "why"))
-    assert _status("plan.guard.expert_parallel", planner, tp=2, expert_parallel=True)[0] == due
+    assert _status("plan.guard.expert_parallel", planner, 2, model, expert_parallel=True)[0] == due
+    assert _status("plan.guard.expert_parallel", planner, 3, model, expert_parallel=True)[0] == REFUSED[outcome]
+    own = ReferenceStack(StackOptions(vetted=(((12, 0), *PAIR),))).planner()
+    assert _status("plan.guard.expert_parallel", own, 2, model, expert_parallel=True)[0] == "pass"
+    assert _plan(2, (10, 0), model=model, expert_parallel=True).outcome == "accepted"
+
+
+def test_expert_parallelism_that_no_profile_lists_is_asked_only_where_axes_stay_to_pad():
+    claim = catalogue.get("plan.guard.expert_parallel")
+
+    def why(tp):
+        return claim.not_applicable(Target(ODD, tp, PAIR[1], PAIR[0], (12, 0), (128,), (128,)))
+
+    assert "expert parallelism cuts no expert" in why(2) and not why(3)
 
 
 @pytest.mark.parametrize(("padding", "due"), [("no-layer", "pass"), ("refused", "pass"), ("nothing", "fail")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +42,7 @@ def _clean(worlds: Worlds, tp: int = 3) -> Context:
 
 
 def _planted(worlds: Worlds, fault: str) -> Context:
-    bench = selftest.Bench(STACK, STACK.planner(), _target(3), worlds, None)
+    bench = SimpleNamespace(stack=STACK, planner=STACK.planner(), target=_target(3), worlds=worlds, files=None)
     return selftest._context(bench, FAULTS[fault])
 
 

@@ -10,19 +10,20 @@ from typing import Literal, Protocol
 
 import msgspec
 
-Route = Literal["cutlass", "cute", "triton"]
+Route = Literal["cutlass", "cute", "triton", "attention"]
 #: `tiles`: resources of every production tile, from the compiler's front end alone; `kernel`: cubins of production
 #: kernels; `oversize`: tiles made too large for the target on purpose.
 Kind = Literal["tiles", "kernel", "oversize"]
 
 
 class CompileUnit(msgspec.Struct, frozen=True):
-    """What is compiled. `arch` is the exact target (`sm_120a`), `scheme` what meets the MXFP4 weights there."""
+    """What is compiled. `arch` is the exact target (`sm_120a`), `scheme` what meets the MXFP4 weights there, and for
+    attention what the cache holds (`fp8`)."""
 
     route: Route
     kind: Kind
     arch: str
-    scheme: Literal["bf16", "mxfp8"]
+    scheme: Literal["bf16", "mxfp8", "fp8"]
 
 
 class Compiled(msgspec.Struct, omit_defaults=True):

@@ -13,4 +13,4 @@ def open_stack(options: StackOptions) -> FlashInferStack:
     """Lazy: imports neither torch nor flashinfer."""
     from conformance.stacks.flashinfer.stack import FlashInferStack
 
-    return FlashInferStack()
+    return FlashInferStack(options)

@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from conformance.errors import StackMissing
-from conformance.stacks.protocols import StackInfo
+from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
+from conformance.stacks.protocols import StackInfo, StackOptions
 
 if TYPE_CHECKING:
     from conformance.stacks.compile.compiler import ToolchainCompiler
@@ -24,12 +25,18 @@ _GRAPH_SIZES = (1, 8, 16, 64)
 class FlashInferStack:
     name = "flashinfer"
 
-    def __init__(self) -> None:
+    def __init__(self, options: StackOptions | None = None) -> None:
+        self._options = options or StackOptions()
         self._compiler: ToolchainCompiler | None = None
+        self._worker = LibraryWorker("flashinfer", self._options)
+        self._quantizer = LibraryQuantizer("flashinfer", "--python", self._worker)
 
     def info(self) -> StackInfo:
-        """Raises StackMissing without FlashInfer or torch."""
+        """Raises StackMissing without FlashInfer or torch. With `--python`, that interpreter's quantisers."""
         import sys
+
+        if self._options.library_python:
+            return self._of_another()
 
         found = _version()
         try:
@@ -79,7 +86,24 @@ class FlashInferStack:
             self._compiler = ToolchainCompiler(None)
         return self._compiler
 
+    def quantizer(self) -> LibraryQuantizer:
+        """The library's references in PyTorch, in a worker without a GPU."""
+        return self._quantizer
+
+    def _of_another(self) -> StackInfo:
+        told = self.quantizer().opened()
+        return StackInfo(
+            name=self.name,
+            subject=self.name,
+            version=told["version"],
+            python=told["python"],
+            identity=told["identity"],
+            capabilities=["quant"],
+            notes=[told["capabilities"]["runs"]],
+        )
+
     def close(self) -> None:
+        self._worker.close()
         if self._compiler is not None:
             self._compiler.close()
 

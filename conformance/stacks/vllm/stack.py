@@ -12,6 +12,8 @@ from conformance.errors import StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.compile.compiler import ToolchainCompiler
+from conformance.stacks.libraries.quantizer import WORKER as QUANTISERS
+from conformance.stacks.libraries.quantizer import LibraryQuantizer
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import MoeCall, MoeRequest, StackInfo, StackOptions
 from conformance.stacks.vllm import preparation
@@ -69,7 +71,7 @@ class VllmWorker:
                 WorkerSpec(
                     name="vllm_gpu" if self._gpu else "vllm",
                     python=python,
-                    modules=sources(_WORKER),
+                    modules=sources(QUANTISERS) | sources(_WORKER),
                     entry="gpu_api" if self._gpu else "api",
                     path=interpreter.search_path([source] if source else []),
                     environment=self._environment(),
@@ -123,6 +125,7 @@ class VllmStack:
         self._worker = VllmWorker(options)
         self._gpu = VllmWorker(options, gpu=True)
         self._kernel: VllmMoe | None = None
+        self._quantizer = LibraryQuantizer("vllm", "--vllm-python", lambda: self._worker.process)
         self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
@@ -164,6 +167,9 @@ class VllmStack:
 
     def compiler(self) -> ToolchainCompiler:
         return self._compiler
+
+    def quantizer(self) -> LibraryQuantizer:
+        return self._quantizer
 
     def close(self) -> None:
         self._compiler.close()

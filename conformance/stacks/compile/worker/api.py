@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import cache, cute_kernels, generated
 
-_ROUTES = {"cutlass": "cutlass", "cute": "cute_kernels", "triton": "dot_scaled"}
+_ROUTES = {"cutlass": "cutlass", "cute": "cute_kernels", "triton": "dot_scaled", "attention": "attention"}
 
 
 def compile_unit(route, kind, arch, scheme, folder):

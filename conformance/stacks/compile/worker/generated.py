@@ -69,9 +69,26 @@ def content():
     """What the module's kernels and flags are made of, without making them: generator, headers, what flags read."""
     root = installed()
     parts = ("jit", "data/csrc/nv_internal", "data/cutlass/include", "data/include", "data/csrc/fused_moe")
+    return cache.key([cache.tree(root / part) for part in parts if (root / part).is_dir()], *read_by_flags())
+
+
+def read_by_flags():
+    """What else FlashInfer's flags are made of: environment, and packages whose headers they name."""
     read = {name: os.environ.get(name, "") for name in ("FLASHINFER_EXTRA_CUDAFLAGS", "CC", "CXX")}
-    packages = [cache.version(name) for name in ("apache-tvm-ffi", "torch")]
-    return cache.key([cache.tree(root / part) for part in parts if (root / part).is_dir()], read, packages)
+    return read, [cache.version(name) for name in ("apache-tvm-ffi", "torch")]
+
+
+def sparse_mla_flags():
+    """nvcc's flags of FlashInfer's own module of sparse MLA attention."""
+    try:
+        made = importlib.import_module("flashinfer.jit.mla")
+    except ImportError as error:
+        raise Missing(f"flashinfer is not importable: {error}; pip install flashinfer-python") from error
+    if not hasattr(made, "gen_sparse_mla_sm120_module"):
+        raise Unsupported("this FlashInfer has no gen_sparse_mla_sm120_module")
+    spec = made.gen_sparse_mla_sm120_module()
+    spec.write_ninja()
+    return _flags(Path(spec.ninja_path).read_text())
 
 
 def _flags(ninja):

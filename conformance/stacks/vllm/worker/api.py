@@ -1,5 +1,7 @@
 """The calls that the harness makes, by name. Nothing heavy is imported before `start`."""
 
+import importlib
+
 from . import sessions
 from .start import start
 
@@ -93,6 +95,16 @@ def _preparing(name):
     return call
 
 
+def _quantising(name):
+    """Of the modules that drive quantisers of any library, sent along."""
+
+    def call(**arguments):
+        start()
+        return getattr(importlib.import_module(f"{__package__}.calls"), name)(**arguments)
+
+    return call
+
+
 CALLS = {
     "info": info,
     "plan": plan,
@@ -121,4 +133,6 @@ CALLS = {
     "read_model": _whole_model("read_model"),
     "close_model": _whole_model("close_model"),
     "moe_calls": moe_calls,
+    "open_library": _quantising("open_library"),
+    "call_library": _quantising("call_library"),
 }

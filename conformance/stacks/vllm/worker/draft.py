@@ -24,7 +24,7 @@ def answer(model, tp, capability, attention, moe, expert_parallel):
     except Refused as error:
         later = {"padding": virtual_tp.deed(drafted), "axes": axes(drafted, before, tp)}
         return seen | later | {"outcome": "refused", "message": str(error)}
-    outcome, message = planning.accepted_or_ignored(drafted, before, tp)
+    outcome, message = planning.accepted_or_ignored(drafted, before, tp, expert_parallel)
     seen |= {"padding": virtual_tp.deed(drafted), "axes": axes(drafted, before, tp)}
     return seen | {"outcome": outcome, "message": message}
 
@@ -77,7 +77,7 @@ def schemes(folder, capability, of_draft):
     if of_draft:
         layer = int(model.hf_text_config.num_hidden_layers)
         drafted = configured(model, 1, capability).draft_model_config
-    config = configs.vllm_config(model, 1, capability, "auto", None)
+    config = configs.vllm_config(model, 1, capability, "auto", None, guarded=False)
     chosen = drafted if of_draft else model
     with pretend(capability), configs.refusals():
         quant = VllmConfig.get_quantization_config(chosen, LoadConfig())

@@ -28,5 +28,5 @@ def _answer(folder, tp, capability, attention, moe, expert_parallel, with_draft)
         return {"outcome": "refused", "message": str(lacking), "padding": "unknown-backend"}
     except Refused as error:
         return {"outcome": "refused", "message": str(error), "padding": virtual_tp.deed(model, error)}
-    outcome, message = planning.accepted_or_ignored(model, before, tp)
+    outcome, message = planning.accepted_or_ignored(model, before, tp, expert_parallel)
     return {"outcome": outcome, "message": message, "padding": virtual_tp.deed(model)}

@@ -8,12 +8,12 @@ def kernel(folder, tp, capability, moe, widths):
     """KernelChoice's fields. `widths`: logical intermediate elements of one rank. Kernel packages are taken as there.
 
     The configuration is TP1's: the oracle and the layer's rounding do not look at the whole model's sharding, and so
-    no guard stands in the way.
+    no guard stands in the way (45c pads any model whose heads are no multiple of 8, at TP1 too: its guard is out).
     """
     from vllm.config import set_current_vllm_config
 
     wanted = oracle.candidates(moe)
-    config = configs.vllm_config(configs.model_config(folder), 1, capability, "auto", None)
+    config = configs.vllm_config(configs.model_config(folder), 1, capability, "auto", None, guarded=False)
     parallel = routed.parallel_config(tp, 0)
     experts = int(getattr(config.model_config.hf_text_config, "n_routed_experts", 0) or 1)
     answer = {"asked": moe, "candidates": [b.name for b in wanted], "roundings": {}, "notes": []}

@@ -8,9 +8,10 @@ import contextlib
 import os
 import sys
 import traceback
+from types import SimpleNamespace
 from unittest import mock
 
-from . import noted, oracle
+from . import noted, oracle, virtual_tp
 from .configs import OF_THE_MACHINE
 from .problems import Refused, Unsupported, cause_of, stacks_words
 from .routed import PARAMETERS, expert_map, parallel_config
@@ -18,6 +19,12 @@ from .sessions import Table, buffers
 from .start import accepted_arguments
 
 layers = Table("layer")
+
+
+#: What a vLLM with virtual TP asks the model for: its type (by which it picks a quantization method), and its plan.
+_MODEL = SimpleNamespace(
+    hf_config=SimpleNamespace(model_type="deepseek_v4"), hf_text_config=SimpleNamespace(model_type="deepseek_v4")
+)
 
 
 class _Layer:
@@ -68,6 +75,8 @@ def build(tp, rank, backend, experts, slots, hidden, width, limit, device):
     }
     try:
         config = VllmConfig(device_config=DeviceConfig(device))
+        if virtual_tp.exists():
+            config.model_config = _MODEL
         with set_current_vllm_config(config), torch.device(device):
             named["moe_config"] = FusedMoEConfig(**accepted_arguments(FusedMoEConfig, fields))
             layer = RoutedExperts(**accepted_arguments(RoutedExperts.__init__, named))

@@ -25,7 +25,7 @@ def plan(folder, tp, capability, attention, moe, force, expert_parallel=False):
         notes.append(f"vLLM's configuration has no name for MoE backend {moe}: it was asked for 'auto'")
     try:
         config = configs.vllm_config(model, tp, capability, moe, attention, expert_parallel=expert_parallel)
-        outcome, message = accepted_or_ignored(model, before, tp)
+        outcome, message = accepted_or_ignored(model, before, tp, expert_parallel)
         padding = virtual_tp.deed(model)
     except Refused as error:
         outcome, message = "refused", str(error)
@@ -59,9 +59,10 @@ _WHOSE = {
 }
 
 
-def accepted_or_ignored(model, before, tp):
+def accepted_or_ignored(model, before, tp, expert_parallel):
     """(outcome, message) of a configuration that raised nothing; `before` holds the sizes that the model came with."""
-    unshared = [n for n, size in before.items() if size % (tp * WHOLE.get(n, 1))]
+    cut = {n: size for n, size in before.items() if n != "routed" or not expert_parallel}  # else dealt out whole
+    unshared = [n for n, size in cut.items() if size % (tp * WHOLE.get(n, 1))]
     if unshared and virtual_tp.plan_of(model) is None:
         return "ignored", f"no error and no plan, although TP{tp} gets no whole shares of {_list(before, unshared)}"
     return "accepted", ""

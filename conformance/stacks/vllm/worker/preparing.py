@@ -26,7 +26,7 @@ def open_prepared(folder, tp, rank, backend, capability, experts, share):
     from vllm.config import set_current_vllm_config
 
     wanted = oracle.candidates(backend)
-    config = configs.vllm_config(configs.model_config(folder), 1, capability, "auto", None)
+    config = configs.vllm_config(configs.model_config(folder), 1, capability, "auto", None, guarded=False)
     with set_current_vllm_config(config):
         picked = kernels.picked(config, tp, rank, backend, capability, experts, share)
         chosen = next((b for b in wanted if b.name == picked), wanted[0])

@@ -20,7 +20,7 @@ def choices(folder, tp, share, capabilities):
             family.setdefault(backend.name, name)
     answers = []
     for capability in capabilities:
-        config = configs.vllm_config(configs.model_config(folder), 1, capability, UNASKED, None)
+        config = configs.vllm_config(configs.model_config(folder), 1, capability, UNASKED, None, guarded=False)
         experts = int(getattr(config.model_config.hf_text_config, "n_routed_experts", 0) or 1)
         parallel = routed.parallel_config(tp, 0)
         with set_current_vllm_config(config):

@@ -1,0 +1,175 @@
+"""Requests in a paged cache: who asks, what is stored, and what lies beside it.
+
+Pages are dealt out at random, one trap page with none of anybody's tokens ends the table rows that are not full, and
+every place that no request uses holds stale tokens (or zeros, or NaN): what shows in an output did not belong there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+
+from conformance.stacks.attention_protocol import AttentionCapabilities, Pages, Sparse
+from references import attention_cache, attention_seen
+
+Fill = Literal["stale", "zero", "nan"]
+
+WINDOW = 128
+#: Requests of one query each: (tokens, queries). Around the window, a page, and C4's and C128's entries.
+DECODE = ((1, 1), (2, 1), (64, 1), (65, 1), (127, 1), (128, 1), (129, 1), (256, 1), (257, 1), (640, 1))
+#: Chunks of odd sizes: a first one, one that ends on the window's edge, and one far on.
+PREFILL = ((9, 9), (131, 5), (300, 7))
+_SELECTED = 64
+
+
+class Paged(NamedTuple):
+    pages: Pages
+    table: torch.Tensor  # (B, pages of the longest request) int32
+
+
+class Scene(NamedTuple):
+    """positions (T,) int64 and requests (T,) int32 of the queries; lengths (B,) int32.
+
+    `selected` (T, 64) int32: what the indexer chose, for ratio 4.
+    """
+
+    ratio: int
+    positions: torch.Tensor
+    requests: torch.Tensor
+    lengths: torch.Tensor
+    window: Paged
+    compressed: Paged | None
+    selected: torch.Tensor | None
+    fp8: bool
+
+    def window_numbers(self, size: int = WINDOW) -> torch.Tensor:
+        return attention_seen.window(self.positions, size)
+
+    def compressed_numbers(self) -> torch.Tensor:
+        """(T, K) int64: the entries that each query sees."""
+        if self.selected is not None:
+            return self.selected.long()
+        return attention_seen.entries(self.positions, self.ratio, max(1, int(self.lengths.max()) // self.ratio))
+
+    def slots(self) -> list[tuple[Pages, torch.Tensor]]:
+        """(pages, slots (T, K)) of the window and, with compression, of the entries."""
+        found = [(self.window, self.window_numbers())]
+        if self.compressed is not None:
+            found.append((self.compressed, self.compressed_numbers()))
+        return [(p.pages, attention_seen.slots(n, self.requests, p.table, p.pages.tokens)) for p, n in found]
+
+    def sparse(self, can: AttentionCapabilities) -> tuple[Sparse, Sparse | None]:
+        """What a kernel is given: slots that count first, -1 behind them, up to a multiple of `aligned_slots`."""
+        made = []
+        for pages, slots in self.slots():
+            more = -slots.shape[1] % can.aligned_slots
+            wide = torch.nn.functional.pad(slots, (0, more), value=-1).to(getattr(torch, can.slots))
+            made.append(Sparse(pages, wide, (slots >= 0).sum(1).int()))
+        return made[0], made[1] if len(made) > 1 else None
+
+    def seen(self, tokens: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the reference: values (t, K, 512) FP64, and which of them are seen."""
+        values, valid = [], []
+        for pages, slots in self.slots():
+            values.append(attention_cache.read(pages.data, slots[tokens], pages.tokens, self.fp8))
+            valid.append(slots[tokens] >= 0)
+        return torch.cat(values, 1), torch.cat(valid, 1)
+
+    @property
+    def keys(self) -> int:
+        return sum(slots.shape[1] for _, slots in self.slots())
+
+
+def scene(
+    can: AttentionCapabilities,
+    seed: int,
+    ratio: int,
+    asked: tuple[tuple[int, int], ...],
+    fill: Fill = "stale",
+    deal: int = 0,
+) -> Scene:
+    """`deal`: another number deals the same tokens to other pages. Made once; the pages are the caller's own."""
+    one = _scene(can, seed, ratio, asked, fill, deal)
+    return one._replace(window=_copied(one.window), compressed=_copied(one.compressed) if one.compressed else None)
+
+
+def _copied(paged: Paged) -> Paged:
+    return Paged(Pages(paged.pages.data.clone(), paged.pages.tokens), paged.table)
+
+
+@lru_cache(maxsize=64)
+def _scene(
+    can: AttentionCapabilities, seed: int, ratio: int, asked: tuple[tuple[int, int], ...], fill: Fill, deal: int
+) -> Scene:
+    rng = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([length for length, _ in asked], dtype=torch.int32)
+    positions = torch.cat([torch.arange(length - count, length) for length, count in asked])
+    requests = torch.cat([torch.full((count,), b, dtype=torch.int32) for b, (_, count) in enumerate(asked)])
+    fp8 = can.kv == "fp8_ds_mla"
+    window = _paged([_tokens(n, rng) for n in lengths.tolist()], can.window_tokens, fill, seed + deal, fp8)
+    compressed = selected = None
+    if ratio:
+        entries = [_tokens(n // ratio, rng) for n in lengths.tolist()]
+        compressed = _paged(entries, can.c4_tokens if ratio == 4 else can.c128_tokens, fill, seed + deal + 1, fp8)
+    if ratio == 4:
+        selected = _selection(positions, rng)
+    return Scene(
+        ratio,
+        positions.to(can.device),
+        requests.to(can.device),
+        lengths.to(can.device),
+        _on(window, can.device),
+        _on(compressed, can.device) if compressed else None,
+        selected.to(can.device) if selected is not None else None,
+        fp8,
+    )
+
+
+def _on(paged: Paged, device: str) -> Paged:
+    return Paged(Pages(paged.pages.data.to(device), paged.pages.tokens), paged.table.to(device))
+
+
+def _tokens(count: int, rng: torch.Generator) -> torch.Tensor:
+    """(count, 512) float32 of all magnitudes: the 64-channel blocks of a token differ by powers of two."""
+    values = torch.randn(count, 512, generator=rng)
+    power = torch.randint(-2, 2, (count, 8), generator=rng).repeat_interleave(64, 1)
+    return torch.ldexp(values, power)
+
+
+def _paged(requests: list[torch.Tensor], tokens: int, fill: Fill, seed: int, fp8: bool) -> Paged:
+    """Every request's tokens in pages of its own, the last page of all being nobody's."""
+    rng = torch.Generator().manual_seed(seed)
+    counts = [-(-len(values) // tokens) for values in requests]
+    total = sum(counts) + 1
+    data = _filled(total, tokens, fill, rng, fp8)
+    order = torch.randperm(total - 1, generator=rng).int()
+    table = torch.full((len(requests), max(1, *counts)), total - 1, dtype=torch.int32)
+    at = 0
+    for b, (count, values) in enumerate(zip(counts, requests, strict=True)):
+        table[b, :count] = order[at : at + count]
+        at += count
+        number = torch.arange(len(values))
+        slots = table[b].long()[number // tokens] * tokens + number % tokens
+        attention_cache.put(data, slots, tokens, values, fp8)
+    return Paged(Pages(data, tokens), table)
+
+
+def _filled(total: int, tokens: int, fill: Fill, rng: torch.Generator, fp8: bool) -> torch.Tensor:
+    width = attention_cache.page_bytes(tokens, fp8)
+    if fill != "stale":
+        return torch.full((total, width), 0xFF if fill == "nan" else 0, dtype=torch.uint8)
+    data = torch.full((total, width), 0x4B, dtype=torch.uint8)
+    stale = 20 * torch.randn(total * tokens, 512, generator=rng)
+    attention_cache.put(data, torch.arange(total * tokens), tokens, stale, fp8)
+    return data
+
+
+def _selection(positions: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """(T, 64) int32: some of the entries that each position sees, ascending, then -1."""
+    chosen = torch.full((len(positions), _SELECTED), -1, dtype=torch.int32)
+    for row, position in enumerate(positions.tolist()):
+        some = torch.randperm((position + 1) // 4, generator=rng)[:_SELECTED].sort().values
+        chosen[row, : len(some)] = some.int()
+    return chosen
