@@ -62,7 +62,7 @@ def _stacks(monkeypatch):
         ("--profile cpu --stack broken --layers loader", 1, "NO-GO (scope: loader)"),
         ("--profile sm120", 3, "INCOMPLETE"),
         ("--profile sm120 --policy audit", 3, "INCOMPLETE (policy: audit)"),
-        ("--profile cpu --layers quant", 3, f"INCOMPLETE ({HARNESS}; scope: quant)"),
+        ("--profile cpu --layers e2e", 0, f"GO ({HARNESS}; scope: e2e)"),
         ("--profile cpu --claim plan.accepted", 0, None),
     ],
 )
