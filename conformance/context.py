@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from conformance.provenance.checkpoint import Checkpoint
     from conformance.provenance.loaded import LoadedMaps
     from conformance.provenance.model_maps import ModelMaps
+    from conformance.stacks.attention_calls_protocol import AttentionCalls
     from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
@@ -199,6 +200,7 @@ class Context:
     `graphs` opens what captures the MoE kernel.
     `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu`, `linear` and `attention` open the stack's.
     `e2e` gives what engines answered.
+    `attention_calls` tells what would be called of attention kernels on other GPUs.
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class Context:
         swiglu: Callable[[], FusedSwiglu] | None = None,
         linear: Callable[[], QuantLinear] | None = None,
         attention: Callable[[], AttentionKernel] | None = None,
+        attention_calls: AttentionCalls | None = None,
     ):
         self.target = target
         self.files = files
@@ -241,6 +244,7 @@ class Context:
         self._find_world = world
         self.fault = fault
         self.moe_calls = moe_calls
+        self.attention_calls = attention_calls
         self._open_graphs = graphs
         self._open_compiler = compiler
         self._open_e2e = e2e

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.attention_calls_protocol import AttentionCalls, CallRequest
+    from conformance.stacks.protocols import MoeCall
 
     Attend = Callable[[Callable[[AttendCall, torch.Tensor], None], AttendCall, torch.Tensor], None]
     Step = Callable[[Callable[[StepCall, torch.Tensor], None], StepCall, torch.Tensor], None]
@@ -43,7 +45,7 @@ class AttentionFault(NamedTuple):
     `says` changes what is declared, `padded` the count of heads, `made` a table as it is made (by ratio). `table`:
     another table is used wherever something is rotated. `attend`, `step`, `insert`, `select` and `output` run the clean
     part, or something else; `queries` changes what goes in. `entries` changes a compressor's request, `halves` its
-    tokens, and `forgets` loses its state after each call.
+    tokens, and `forgets` loses its state after each call. `call` changes what the adapter says it would call elsewhere.
     """
 
     says: Callable[[AttentionCapabilities], AttentionCapabilities] | None = None
@@ -59,6 +61,7 @@ class AttentionFault(NamedTuple):
     forgets: bool = False
     select: Callable[[Callable[[SelectCall], torch.Tensor], SelectCall], torch.Tensor] | None = None
     output: Project | None = None
+    call: Callable[[list[MoeCall]], None] | None = None
 
 
 class FaultyAttention:
@@ -151,3 +154,13 @@ class _FaultyOutput:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class FaultyAttentionCalls:
+    def __init__(self, inner: AttentionCalls, fault: Callable[[list[MoeCall]], None]):
+        self._inner, self._fault = inner, fault
+
+    def __call__(self, request: CallRequest) -> list[MoeCall]:
+        calls = self._inner(request)
+        self._fault(calls)
+        return calls

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from conformance.faults import (
     attention,
+    attention_calls,
     calls,
     compiled,
     files,
@@ -1464,6 +1465,36 @@ _WRITTEN = (
         _attention("output.groups", "output.bound", "output.inert", "ranks.sum"),
         "vLLM #48052",
         attention=attention.scales_nan,
+    ),
+    Fault(
+        "attention-call-renamed",
+        "an argument of the attention call has a name that the library does not know",
+        _attention("call.sm90", "call.sm100", "call.sm120"),
+        attention=attention_calls.renamed,
+    ),
+    Fault(
+        "attention-call-heads",
+        "a rank's 24 heads are handed over unpadded",
+        _attention("call.sm90", "call.sm100", "call.sm120"),
+        attention=attention_calls.heads_unpadded,
+    ),
+    Fault(
+        "attention-call-sinks",
+        "sinks are as long as the rank's heads, not as the kernel's",
+        _attention("call.sm90", "call.sm100", "call.sm120"),
+        attention=attention_calls.sinks_of_rank,
+    ),
+    Fault(
+        "attention-call-slots",
+        "slots are int64 where the kernel reads int32",
+        _attention("call.sm90", "call.sm100", "call.sm120"),
+        attention=attention_calls.slots_long,
+    ),
+    Fault(
+        "attention-call-entries",
+        "compressed entries are not handed over",
+        _attention("call.sm90", "call.sm100", "call.sm120"),
+        attention=attention_calls.entries_left_out,
     ),
     Fault(
         "attention-loaded-tail",

@@ -18,7 +18,7 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
-from conformance.faults.attention_seam import FaultyAttention
+from conformance.faults.attention_seam import FaultyAttention, FaultyAttentionCalls
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.engines import needed
@@ -258,7 +258,9 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         clean_graphs, graph_fault = graphs, fault.graph
         graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
     quant = (fault and fault.quant) or QuantFault()
-    kernels = getattr(stack, "attention", None)
+    kernels, attention_calls = getattr(stack, "attention", None), getattr(stack, "attention_calls", None)
+    if fault and fault.attention and fault.attention.call and attention_calls:
+        attention_calls = FaultyAttentionCalls(attention_calls, fault.attention.call)
     if fault and fault.attention and kernels:
         right_kernels, attention_fault = kernels, fault.attention
         kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
@@ -288,6 +290,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         linear=quant.planted("linear", getattr(stack, "linear", None)),
         attention=kernels,
         e2e=lambda: _engines(bench, fault),
+        attention_calls=attention_calls,
     )
 
 

@@ -152,6 +152,7 @@ class Runner:
                 swiglu=getattr(stack, "swiglu", None),
                 linear=getattr(stack, "linear", None),
                 attention=getattr(stack, "attention", None),
+                attention_calls=getattr(stack, "attention_calls", None),
             )
         return self._contexts[stack.name]
 

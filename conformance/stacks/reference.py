@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
@@ -95,6 +96,11 @@ class ReferenceStack:
         from conformance.stacks.reference_calls import calls
 
         return calls(request, capability, tokens, slots)
+
+    def attention_calls(self, request: CallRequest) -> list[MoeCall]:
+        from conformance.stacks.reference_attention_calls import calls
+
+        return calls(request)
 
     def preparation(self) -> ReferencePreparation:
         from conformance.stacks.reference_prepare import ReferencePreparation

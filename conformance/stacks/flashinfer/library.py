@@ -43,11 +43,11 @@ def noting(calls: list[MoeCall]) -> Library:
     """The same functions by name; nothing of them runs, and each call is appended to `calls`."""
     answers: tuple[Function, ...] = (_output, _quantized, _flat, _like, _like)
     return Library(
-        *(_noted(function, answer, calls) for function, answer in zip(real(), answers, strict=True)),
+        *(noted(function, answer, calls) for function, answer in zip(real(), answers, strict=True)),
     )
 
 
-def _noted(function: Function, answer: Function, calls: list[MoeCall]) -> Function:
+def noted(function: Function, answer: Function, calls: list[MoeCall]) -> Function:
     signature = inspect.signature(function)
 
     def call(*positional: Any, **named: Any) -> Any:

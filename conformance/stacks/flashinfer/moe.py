@@ -6,14 +6,13 @@ BF16 activations on SM90 (`use_w4_group_scaling`), MXFP8 activations on SM100 an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
-from conformance.errors import NotSupported, StackCrashed, StackError, StackRefused
+from conformance.errors import NotSupported
 from conformance.stacks.flashinfer import library, prepare
+from conformance.stacks.flashinfer.errors import stack_errors
 from conformance.stacks.flashinfer.library import Library
 from conformance.stacks.flashinfer.tactics import Tactics
 from conformance.stacks.protocols import MoeCall, MoeCapabilities, MoeRequest
@@ -64,7 +63,7 @@ class FlashInferMoe:
         )
 
     def open(self, request: MoeRequest) -> FlashInferLayer:
-        with _stack_errors("opening a layer"):
+        with stack_errors("opening a layer"):
             capability = torch.cuda.get_device_capability()
             layer = FlashInferLayer(request, library.real(), scheme(capability), _DEVICE)
             layer.find_tactics(capability)
@@ -107,7 +106,7 @@ class FlashInferLayer:
         assert self._tactics is not None
         if not len(x):
             return
-        with _stack_errors("cutlass_fused_moe"):
+        with stack_errors("cutlass_fused_moe"):
             self.call(x, ids, weights, out, self._tactics.pair(tactic))
             if not torch.cuda.is_current_stream_capturing():
                 torch.cuda.synchronize()
@@ -142,16 +141,3 @@ class FlashInferLayer:
     def close(self) -> None:
         del self._weights
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _stack_errors(doing: str) -> Iterator[None]:
-    """A device error is a crash of the stack; what else FlashInfer raises is its refusal."""
-    try:
-        yield
-    except StackError:
-        raise
-    except Exception as error:
-        words = f"{doing}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
-        device = isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
-        raise (StackCrashed if device else StackRefused)(words) from error

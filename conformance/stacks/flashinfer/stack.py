@@ -14,8 +14,10 @@ from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWork
 from conformance.stacks.protocols import StackInfo, StackOptions
 
 if TYPE_CHECKING:
+    from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.compile.compiler import ToolchainCompiler
     from conformance.stacks.cuda_graphs import CudaGraphs
+    from conformance.stacks.flashinfer.attention import FlashInferAttention
     from conformance.stacks.flashinfer.moe import FlashInferMoe
     from conformance.stacks.protocols import MoeCall, MoeRequest
 #: The library has no list of its own: the batch sizes that the MoE layer judges.
@@ -54,7 +56,7 @@ class FlashInferStack:
             python=sys.executable,
             identity={"torch": str(torch.__version__), "gpu": gpu},
             backends=["flashinfer_cutlass"],
-            capabilities=["moe", "graph (moe)"],
+            capabilities=["moe", "graph (moe)", "attention (attend)"],
             notes=[words],
         )
 
@@ -73,6 +75,21 @@ class FlashInferStack:
         from conformance.stacks.cuda_graphs import CudaGraphs
 
         return CudaGraphs(self.moe(), _GRAPH_SIZES)
+
+    def attention(self) -> FlashInferAttention:
+        """Raises StackMissing without a GPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            raise StackMissing("flashinfer's kernels need a CUDA GPU, and torch sees none here")
+        from conformance.stacks.flashinfer.attention import FlashInferAttention
+
+        return FlashInferAttention()
+
+    def attention_calls(self, request: CallRequest) -> list[MoeCall]:
+        from conformance.stacks.flashinfer.attention import calls
+
+        return calls(request)
 
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         from conformance.stacks.flashinfer.moe import calls

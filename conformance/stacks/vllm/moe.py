@@ -6,14 +6,13 @@ is another than the one that plans and loads: that one has no GPU, and its platf
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from conformance.errors import NotSupported
 from conformance.stacks.protocols import SHARDS, MoeCall, MoeCapabilities, MoeRequest, TensorInfo
-from conformance.stacks.shared import SharedBuffer
+from conformance.stacks.vllm.exchange import Exchange
 
 if TYPE_CHECKING:
     from conformance.stacks.vllm.stack import VllmWorker
@@ -29,7 +28,7 @@ class VllmMoe:
 
     def __init__(self, worker: VllmWorker, planner: VllmWorker) -> None:
         self._worker, self._planner = worker, planner
-        self._exchange: tuple[int, int, SharedBuffer] | None = None
+        self.buffer = Exchange(worker).buffer
 
     def capabilities(self) -> MoeCapabilities:
         """Raises NotSupported without a GPU that this interpreter's torch can use: references are computed there."""
@@ -53,25 +52,6 @@ class VllmMoe:
     def open(self, request: MoeRequest) -> VllmMoeLayer:
         """Raises NotSupported for another backend than Marlin, StackRefused with vLLM's words."""
         return VllmMoeLayer(self, self._worker, request)
-
-    def buffer(self, nbytes: int) -> tuple[int, torch.Tensor]:
-        """(number over there, at least that many shared bytes): one buffer, which grows."""
-        process = self._worker.process
-        held = self._exchange
-        if held is None or held[0] != process.generation or held[2].nbytes < nbytes:
-            if held:
-                _unpin(held[2].tensor)
-                if held[0] == process.generation:
-                    process.call("detach", buffer=held[1])
-            made = SharedBuffer(process.folder, f"moe-{nbytes}", nbytes)
-            try:
-                number: int = process.call("attach", path=str(made.path), nbytes=made.mapped)
-                process.call("pin", buffer=number)
-            finally:
-                made.unlink()
-            _pin(made.tensor)
-            held = self._exchange = process.generation, number, made
-        return held[1], held[2].tensor
 
     def calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         """See protocols.MoeCalls: everything that vLLM calls of its compiled library. No GPU is needed."""
@@ -180,17 +160,3 @@ def _fields(request: MoeRequest) -> dict[str, Any]:
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
-
-
-def _unpin(tensor: torch.Tensor) -> None:
-    with contextlib.suppress(RuntimeError):
-        torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
-
-
-def _pin(tensor: torch.Tensor) -> None:
-    """Page-lock it for fast copies; where the driver will not, copies are slower and nothing else changes."""
-    with contextlib.suppress(RuntimeError):
-        if int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)):
-            torch.ones(1, device="cuda").add_(
-                1
-            )  # the next launch reports that error once: not to the kernel under test

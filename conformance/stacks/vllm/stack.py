@@ -23,8 +23,10 @@ from conformance.stacks.vllm.planner import VllmPlanner
 from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 
 if TYPE_CHECKING:
+    from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.vllm.engine import VllmEngine
+    from conformance.stacks.vllm.attention import VllmAttention
     from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
@@ -126,6 +128,7 @@ class VllmStack:
         self._gpu = VllmWorker(options, gpu=True)
         self._kernel: VllmMoe | None = None
         self._quantizer = LibraryQuantizer("vllm", "--vllm-python", lambda: self._worker.process)
+        self._attention: VllmAttention | None = None
         self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
@@ -148,6 +151,18 @@ class VllmStack:
 
             self._kernel = VllmMoe(self._gpu, self._worker)
         return self._kernel
+
+    def attention(self) -> VllmAttention:
+        if self._attention is None:
+            from conformance.stacks.vllm.attention import VllmAttention
+
+            self._attention = VllmAttention(self._gpu)
+        return self._attention
+
+    def attention_calls(self, request: CallRequest) -> list[MoeCall]:
+        from conformance.stacks.vllm.attention import calls
+
+        return calls(self._worker, request)
 
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         if request.backend == "marlin":

@@ -76,6 +76,13 @@ def moe_calls(**request):
     return moe.moe_calls(**request)
 
 
+def attention_calls(**request):
+    from . import attention_calls
+
+    start()
+    return attention_calls.attention_calls(**request)
+
+
 def _whole_model(name):
     def call(**arguments):
         from . import whole_model
@@ -135,4 +142,5 @@ CALLS = {
     "moe_calls": moe_calls,
     "open_library": _quantising("open_library"),
     "call_library": _quantising("call_library"),
+    "attention_calls": attention_calls,
 }

@@ -6,10 +6,10 @@ import typing
 
 from . import oracle, virtual_tp
 from .fake_platform import pretend
-from .problems import Refused, Unsupported, cause_of, raised_in, stacks_words, unknown
+from .problems import OF_THE_MACHINE, Refused, Unsupported, cause_of, raised_in, stacks_words, unknown
 
-#: What a missing library, extension or file raises. A validation that says no raises none of these.
-OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
+#: Tokens that a request may have.
+MODEL_LENGTH = 4096
 
 
 #: folder -> its ModelConfig as built, never handed out itself.
@@ -35,7 +35,7 @@ def _model_config(folder):
             tokenizer=folder,
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=4096,
+            max_model_len=MODEL_LENGTH,
             enforce_eager=True,
         )
     except Exception as error:  # whatever it raises, it is this version's answer to this model

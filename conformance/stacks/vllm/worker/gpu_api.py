@@ -1,18 +1,18 @@
-"""The calls of a worker that sees a GPU: vLLM as it is, its own platform, its own kernels."""
+"""The calls of a worker that runs kernels: vLLM as it is, its own platform, on a GPU that it sees or on the CPU."""
+
+import importlib
 
 from . import sessions
 from .problems import Missing, stacks_words
 
 
-def _moe(name):
+def _of(module, name):
     def call(**arguments):
         try:
             import vllm  # noqa: F401
         except Exception as error:
             raise Missing(stacks_words(error)) from error
-        from . import moe
-
-        return getattr(moe, name)(**arguments)
+        return getattr(importlib.import_module(f"{__package__}.{module}"), name)(**arguments)
 
     return call
 
@@ -21,5 +21,6 @@ CALLS = {
     "attach": sessions.attach,
     "detach": sessions.detach,
     "pin": sessions.pin,
-    **{name: _moe(name) for name in ("open_moe", "fill_moe", "convert_moe", "run_moe", "close_moe")},
+    **{name: _of("moe", name) for name in ("open_moe", "fill_moe", "convert_moe", "run_moe", "close_moe")},
+    **{name: _of("attention", name) for name in ("describe_attention", "pad_heads", "attention", "close_attention")},
 }

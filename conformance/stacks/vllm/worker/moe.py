@@ -5,15 +5,11 @@ On this process's GPU (`open_moe` and what follows), or with the compiled functi
 """
 
 import contextlib
-import os
-import sys
-import traceback
 from types import SimpleNamespace
 from unittest import mock
 
 from . import noted, oracle, virtual_tp
-from .configs import OF_THE_MACHINE
-from .problems import Refused, Unsupported, cause_of, stacks_words
+from .problems import OF_THE_MACHINE, Refused, Unsupported, cause_of, refusals, stacks_words
 from .routed import PARAMETERS, expert_map, parallel_config
 from .sessions import Table, buffers
 from .start import accepted_arguments
@@ -130,7 +126,7 @@ def convert_moe(session):
     opened = layers[session]
     import torch
 
-    with _refusals("process_weights_after_loading"), set_current_vllm_config(opened.config), torch.no_grad():
+    with refusals("process_weights_after_loading"), set_current_vllm_config(opened.config), torch.no_grad():
         opened.layer.quant_method.process_weights_after_loading(opened.layer)
     kernel = opened.layer.quant_method.moe_kernel
     return (
@@ -155,7 +151,7 @@ def run_moe(session, buffer, tokens, slots, same_x=False):
     if not same_x:
         opened.x = parts[0].to(opened.device)
     x, ids, weights = opened.x.clone(), *(part.to(opened.device) for part in parts[1:])
-    with _refusals("apply"), _poisoned():
+    with refusals("apply"), _poisoned():
         out.copy_(apply(opened, x, ids, weights))
     if opened.device == "cuda":
         torch.cuda.synchronize()
@@ -223,31 +219,13 @@ def moe_calls(capability, tokens, **request):
     noted.import_all()
     with pretend(capability), noted.compiled() as calls:
         opened = build(**request, device="cpu")
-        with _refusals("process_weights_after_loading"):
+        with refusals("process_weights_after_loading"):
             opened.layer.quant_method.process_weights_after_loading(opened.layer)
         slots, hidden = request["slots"], request["hidden"]
         x = torch.zeros(tokens, hidden, dtype=torch.bfloat16)
         ids = torch.arange(tokens * slots, dtype=torch.int32).view(tokens, slots) % request["experts"]
-        with _refusals("apply"):
+        with refusals("apply"):
             got = apply(opened, x, ids, torch.ones(tokens, slots))
     if tuple(got.shape) != (tokens, hidden) or got.dtype != torch.bfloat16:
         raise Refused(f"the kernel's output is {got.dtype} {list(got.shape)}; bfloat16 {[tokens, hidden]} was due")
     return calls
-
-
-@contextlib.contextmanager
-def _refusals(doing):
-    """What vLLM raises is its refusal, unless the device failed: that ends this process, and is a crash."""
-    import torch
-
-    try:
-        yield
-    except Exception as error:
-        device = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
-        if device and torch.cuda.is_available():
-            traceback.print_exc()  # to the log
-            sys.stderr.flush()
-            os._exit(70)
-        if isinstance(error, OF_THE_MACHINE):
-            raise
-        raise Refused(f"{doing}: {stacks_words(error)}") from error

@@ -1,7 +1,13 @@
 """What the driving code reports: `kind` names the harness's exception for it. Anything else is an AdapterError."""
 
+import contextlib
 import difflib
+import os
+import sys
 import traceback
+
+#: What a missing library, extension or file raises. A validation that says no raises none of these.
+OF_THE_MACHINE = (ImportError, AttributeError, OSError, NameError)
 
 
 class Refused(Exception):
@@ -56,3 +62,23 @@ def raised_in(error, filename):
     """Did a file of that name take part in raising it?"""
     frames = traceback.extract_tb(cause_of(error).__traceback__)
     return any(frame.filename.endswith(filename) for frame in frames)
+
+
+@contextlib.contextmanager
+def refusals(doing):
+    """What vLLM raises inside is its refusal, unless the device failed: that ends this process, and is a crash."""
+    import torch
+
+    try:
+        yield
+    except (Refused, Unsupported, Missing):
+        raise
+    except Exception as error:
+        device = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
+        if device and torch.cuda.is_available():
+            traceback.print_exc()  # to the log
+            sys.stderr.flush()
+            os._exit(70)
+        if isinstance(error, OF_THE_MACHINE):
+            raise
+        raise Refused(f"{doing}: {stacks_words(error)}") from error

@@ -90,6 +90,8 @@ def pin(buffer):
     """Page-lock it for fast copies to a GPU; whether the driver did."""
     import torch
 
+    if not torch.cuda.is_available():
+        return False
     tensor = buffers[buffer]
     try:
         done = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)) == 0

@@ -12,7 +12,7 @@ NOTE = (
 )
 
 
-def _group(size, rank):
+def group(size, rank):
     return SimpleNamespace(
         world_size=size,
         rank=rank,
@@ -43,7 +43,7 @@ def standing_in(tp, rank):
     state = module("vllm.distributed.parallel_state")
     for name in ("_TP", "_DP", "_PP", "_EP", "_PCP", "_DCP", "_EPLB"):
         if hasattr(state, name):
-            put(state, name, _group(tp, rank) if name == "_TP" else _group(1, 0))
+            put(state, name, group(tp, rank) if name == "_TP" else group(1, 0))
     for name in ("Stream", "Event"):
         put(torch.cuda, name, lambda *_, **__: SimpleNamespace())
     fp8 = module("vllm.model_executor.layers.quantization.fp8")
