@@ -1,4 +1,4 @@
-"""Layer `attention`: FlashInfer's kernels for DeepSeek-V4's sparse attention, on the GPU that is there or only bound."""
+"""Layer `attention`: FlashInfer's kernels for DeepSeek-V4's sparse attention, on a GPU that is here or only bound."""
 
 from __future__ import annotations
 
