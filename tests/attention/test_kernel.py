@@ -64,7 +64,7 @@ class _Lacking(ReferenceAttention):
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_missing_part_is_not_supported_and_never_passes(claim):
-    if claim.id in ("attention.heads.padded", "attention.output.loaded"):
+    if claim.id in ("attention.heads.padded", "attention.output.loaded") or claim.group == "attention.compile":
         pytest.skip("needs no part")
     with pytest.raises(NotSupported, match="offers no `"):
         claim.function()(None, _context(_Lacking((), "")))

@@ -25,8 +25,8 @@ from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
-    from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.attention import VllmAttention
+    from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
