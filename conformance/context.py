@@ -213,7 +213,7 @@ class Context:
         spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
         models: Callable[[], ModelLoader] | None = None,
         files: Files | None = None,
-        world: Callable[[Context], Ranks] | None = None,
+        world: Callable[[Context, str, bool], Ranks] | None = None,
         fault: str = "",
         moe_calls: MoeCalls | None = None,
         preparation: Callable[[], Preparation] | None = None,
@@ -457,9 +457,15 @@ class Context:
     @property
     def world(self) -> Ranks:
         """The ranks of this run, together if each can have a process and a device. Raises what `moe` raises."""
+        return self.ranks_on(self.moe.capabilities().device)
+
+    def ranks_on(self, device: str, weights: bool = True) -> Ranks:
+        """The ranks of a kernel on `device` (cpu, cuda). `weights`: they load experts as this run's loader does."""
         from conformance.world.ranks import InTurn
 
-        return self._find_world(self) if self._find_world else InTurn(self, "no processes were asked for")
+        if self._find_world is None:
+            return InTurn(self, "no processes were asked for")
+        return self._find_world(self, device, weights)
 
     def of_rank(self, rank: int) -> Context:
         """The same for one rank alone: checks that go through `ranks` look at that one."""

@@ -68,6 +68,10 @@ def short(value: object, most: int = 60) -> str:
     return words if len(words) <= most else f"{words[: most - 4]} ..."
 
 
+#: Names that an error lists.
+_LISTED = 40
+
+
 def nearest(word: str, known: Iterable[str], what: str) -> UsageError:
     """A UsageError for an unknown name, with the nearest known one: `unknown profile 'sm12'; nearest: sm120`."""
     names = sorted(known)
@@ -78,4 +82,5 @@ def nearest(word: str, known: Iterable[str], what: str) -> UsageError:
         return matcher.ratio()
 
     hint = f"; nearest: {max(names, key=likeness)}" if names else ""
-    return UsageError(f"unknown {what} {short(word)}{hint} (known: {', '.join(names) or 'none'})")
+    listed = ", ".join(names) if len(names) <= _LISTED else f"{len(names)} names"
+    return UsageError(f"unknown {what} {short(word)}{hint} (known: {listed or 'none'})")

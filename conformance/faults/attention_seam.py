@@ -46,8 +46,10 @@ class AttentionFault(NamedTuple):
     another table is used wherever something is rotated. `attend`, `step`, `insert`, `select` and `output` run the clean
     part, or something else; `queries` changes what goes in. `entries` changes a compressor's request, `halves` its
     tokens, and `forgets` loses its state after each call. `call` changes what the adapter says it would call elsewhere.
+    `rank`: of rank processes, the only one that is hit; elsewhere nothing is.
     """
 
+    rank: int | None = None
     says: Callable[[AttentionCapabilities], AttentionCapabilities] | None = None
     padded: Callable[[int], int] | None = None
     made: Callable[[int, torch.Tensor], torch.Tensor] | None = None

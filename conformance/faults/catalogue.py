@@ -1121,6 +1121,30 @@ _WRITTEN = (
     ),
     Fault("graph-warm-up-behind", "warm-up zeroes what follows", _graph("canaries"), graph=graph.warm_up_behind),
     Fault(
+        "attention-rank1-pad-stored",
+        "rank 1 alone stores a pad head's output over a real head's",
+        ("attention.world.sum",),
+        attention=attention.pad_stored._replace(rank=1),
+    ),
+    Fault(
+        "attention-rank1-sink-dropped",
+        "rank 1 alone does not read its sinks",
+        ("attention.world.sum",),
+        attention=attention.sink_dropped._replace(rank=1),
+    ),
+    Fault(
+        "attention-reduce-rank-twice",
+        "rank 1's heads are added twice by the all-reduce",
+        ("attention.world.sum",),
+        moe=ranks.twice,
+    ),
+    Fault(
+        "attention-reduce-not-read",
+        "rank 1 goes on with its own heads",
+        ("attention.world.sum",),
+        moe=ranks.keeps_own,
+    ),
+    Fault(
         "graph-reduce-left-out",
         "the all-reduce is not in the graph: each rank replays its own part",
         ("graph.world.fresh",),

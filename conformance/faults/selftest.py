@@ -261,12 +261,12 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     kernels, attention_calls = getattr(stack, "attention", None), getattr(stack, "attention_calls", None)
     if fault and fault.attention and fault.attention.call and attention_calls:
         attention_calls = FaultyAttentionCalls(attention_calls, fault.attention.call)
-    if fault and fault.attention and kernels:
+    if fault and fault.attention and fault.attention.rank is None and kernels:
         right_kernels, attention_fault = kernels, fault.attention
         kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
     source = clean or Context(target, planner, fed_by)
     fed = lambda: _fed(stack, source)  # noqa: E731
-    named = fault.id if fault and (fault.moe or fault.graph) else ""
+    named = fault.id if fault and (fault.moe or fault.graph or fault.attention) else ""
     return Context(
         target,
         planner,

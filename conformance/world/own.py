@@ -9,8 +9,11 @@ from pathlib import Path
 from conformance.stacks.running import WorkerSpec
 
 
-def spec(name: str, entry: str, call_timeout: float, start_timeout: float) -> WorkerSpec:
-    """`entry`: a module of ours that holds CALLS (see `conformance.stacks.remote`). Times in seconds."""
+def spec(
+    name: str, entry: str, call_timeout: float, start_timeout: float, environment: dict[str, str] | None = None
+) -> WorkerSpec:
+    """`entry`: a module of ours that holds CALLS (see `conformance.stacks.remote`). Times in seconds. `environment`:
+    beside the harness's own."""
     path = dict.fromkeys(str(Path(folder or ".").absolute()) for folder in sys.path)
     return WorkerSpec(
         name=name,
@@ -18,6 +21,7 @@ def spec(name: str, entry: str, call_timeout: float, start_timeout: float) -> Wo
         modules={"api": f"from {entry} import CALLS\n"},
         entry="api",
         path=os.pathsep.join(path),
+        environment=environment or {},
         call_timeout=call_timeout,
         start_timeout=start_timeout,
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from conformance import errors
 from conformance.stacks.running import Running
-from conformance.world import own
+from conformance.world import leases, own
 from conformance.world.member import stage_of
 
 #: Seconds that the death of a rank may take to show, once another rank has lost it.
@@ -34,7 +34,8 @@ class _Outcome(NamedTuple):
 class Processes:
     """`size` ranks in one process group, started by the first call, and again after a failure.
 
-    `backend` is torch.distributed's. `call_timeout` (seconds) limits each call as a whole.
+    `backend` is torch.distributed's; with nccl each rank, and what its stack starts, sees one GPU alone. `call_timeout`
+    (seconds) limits each call as a whole.
     """
 
     def __init__(self, size: int, backend: str, call_timeout: float, start_timeout: float):
@@ -86,7 +87,9 @@ class Processes:
         )
 
     def _one(self, rank: int) -> Running:
-        made = own.spec(f"rank{rank}", "conformance.world.rank", self._call_timeout, self._start_timeout)
+        gpus = leases.visible() if self.backend == "nccl" else []
+        alone = {"CUDA_VISIBLE_DEVICES": gpus[rank]} if rank < len(gpus) else {}
+        made = own.spec(f"rank{rank}", "conformance.world.rank", self._call_timeout, self._start_timeout, alone)
         return Running(made)
 
     def _asked(self, rank: int, name: str, arguments: dict[str, Any], timeout: float) -> _Outcome:

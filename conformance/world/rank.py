@@ -14,6 +14,7 @@ import msgspec
 
 from conformance.context import Context, Target
 from conformance.errors import NotSupported, StackError, one_line
+from conformance.faults.attention_seam import FaultyAttention
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.graphs import FaultyGraphs
 from conformance.faults.kernel import FaultyMoe
@@ -25,6 +26,7 @@ from conformance.world.member import Member
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.graph_protocol import GraphRunner
 
 #: Longer than any call may take: the harness's own time limit ends a group that hangs, and knows who is to blame.
@@ -37,7 +39,8 @@ class Setup(msgspec.Struct, frozen=True):
     target: Target
     stack: str
     options: StackOptions
-    maps: LoadedMaps
+    #: None for ranks that load no experts.
+    maps: LoadedMaps | None
     fault: str = ""
 
 
@@ -60,7 +63,7 @@ def join(rank: int, size: int, backend: str, store: str) -> dict[str, Any]:
     if any(name == "lo" for _, name in socket.if_nameindex()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if backend == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())  # alone, where this process sees no other
     one = torch.ones(1, device="cuda" if backend == "nccl" else "cpu")
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=_GROUP_TIMEOUT)
     dist.all_reduce(one)
@@ -104,30 +107,42 @@ def _member(setup: Setup) -> Member:
     if setup.stack not in _Rank.stacks:
         _Rank.stacks[setup.stack] = registry.open_stack(setup.stack, setup.options)
     stack = _Rank.stacks[setup.stack]
-    open_moe = getattr(stack, "moe", None)
-    if open_moe is None:
-        raise NotSupported(f"the stack {setup.stack} offers no MoE kernel to this harness (no `moe()`)")
     planted = FAULTS[setup.fault] if setup.fault else None
     fault = planted.moe if planted else None
     frozen = planted.graph if planted else None
-    open_graphs: Callable[[], GraphRunner] | None = getattr(stack, "graph", None)
+    wrong_attention = planted.attention if planted else None
 
     def opened() -> MoeKernel:
-        kernel: MoeKernel = open_moe()
+        kernel: MoeKernel = _part(stack, "moe", "MoE kernel")()
         return FaultyMoe(kernel, fault) if fault else kernel
 
     def graphs() -> GraphRunner:
-        if open_graphs is None:
-            raise NotSupported(f"the stack {setup.stack} captures no graphs for this harness (no `graph()`)")
-        runner = open_graphs()
+        runner: GraphRunner = _part(stack, "graph", "graphs")()
         return FaultyGraphs(runner, frozen) if frozen else runner
+
+    def attention() -> AttentionKernel:
+        kernel: AttentionKernel = _part(stack, "attention", "attention")()
+        hit = wrong_attention and wrong_attention.rank in (None, _Rank.number)
+        return FaultyAttention(kernel, wrong_attention) if wrong_attention and hit else kernel
+
+    def maps() -> LoadedMaps:
+        if setup.maps is None:
+            raise LookupError("these ranks were given no maps of a loader")
+        return setup.maps
 
     absent: Any = None  # a rank neither plans nor loads
     spoil = fault.spoil if fault else None
-    whole = Context(setup.target, absent, absent, opened, lambda: setup.maps, spoil, graphs=graphs)
+    whole = Context(setup.target, absent, absent, opened, maps, spoil, graphs=graphs, attention=attention)
     member = Member(_Rank.number, _Rank.size, stack, whole.of_rank(_Rank.number), _Rank.folder)
     member.fault = fault.reduce if fault else None
     return member
+
+
+def _part(stack: Stack, name: str, words: str) -> Any:
+    found = getattr(stack, name, None)
+    if found is None:
+        raise NotSupported(f"the stack {stack.name} offers no {words} to this harness (no `{name}()`)")
+    return found
 
 
 CALLS = {"join": join, "call": call, "leave": leave}

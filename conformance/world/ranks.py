@@ -50,15 +50,19 @@ class InTurn:
 class Together:
     together = True
 
-    def __init__(self, context: Context, stack: str, options: StackOptions, processes: Processes, words: str):
+    def __init__(
+        self, context: Context, stack: str, options: StackOptions, processes: Processes, weights: bool, words: str
+    ):
         self._context, self._stack, self._options, self._processes = context, stack, options, processes
+        self._weights = weights
         self.words = words
 
     def each(self, function: str, **arguments: Any) -> list[Any]:
         from conformance.world.rank import Setup
 
         c = self._context
-        setup = msgspec.json.encode(Setup(c.target, self._stack, self._options, c.maps, c.fault))
+        maps = c.maps if self._weights else None
+        setup = msgspec.json.encode(Setup(c.target, self._stack, self._options, maps, c.fault))
         return self._processes.each(function, setup, arguments)
 
 
@@ -69,10 +73,10 @@ class Worlds:
         self._stack, self._options = stack, options
         self._held: dict[tuple[int, str], Processes] = {}
 
-    def of(self, context: Context) -> Ranks:
-        """How this context's ranks can run here. Raises NotSupported where the stack has no kernel."""
-        can, size = context.moe.capabilities(), context.target.tp
-        backend, devices, lacking = _backend(can.device)
+    def of(self, context: Context, device: str, weights: bool) -> Ranks:
+        """How this context's ranks can run here. See Context.ranks_on."""
+        size = context.target.tp
+        backend, devices, lacking = _backend(device)
         if size == 1:
             lacking = "one rank"
         elif not lacking and size > devices:
@@ -84,7 +88,7 @@ class Worlds:
             self._held[key] = Processes(size, backend, self._options.call_timeout, self._options.start_timeout)
         each = "one GPU each" if backend == "nccl" else "on CPUs"
         words = f"together, {size} processes, {each}, {backend}"
-        return Together(context, self._stack, self._options, self._held[key], words)
+        return Together(context, self._stack, self._options, self._held[key], weights, words)
 
     def close(self) -> None:
         for processes in self._held.values():

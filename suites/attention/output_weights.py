@@ -128,3 +128,11 @@ def opened(bench: Bench, weights: Weights) -> Iterator[Callable[[torch.Tensor, t
         yield run
     finally:
         layer.close()
+
+
+def unsharded(bench: Bench, group: int, heads: torch.Tensor, positions: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """What one group of the whole model adds, its heads read off no rank: (T, hidden) FP64."""
+    own = heads.chunk(bench.context.geometry.output_groups, 1)[group]
+    a, a_scale, b, b_scale = (part.to(bench.can.device) for part in random(bench, group))
+    wo_a, wo_b = attention_output.fp8_blocks(a, a_scale), attention_output.fp8_blocks(b, b_scale)
+    return attention_output.project(own, positions, at, wo_a, wo_b, 1)

@@ -8,7 +8,7 @@ from conformance.context import Context
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from references import attention_bound, attention_output
+from references import attention_bound
 from references.bound import Bounded, deviations
 from suites.attention import output_weights as weights
 from suites.attention import random_scenes
@@ -36,7 +36,7 @@ def summed(stack: Stack, context: Context) -> Evidence:
         right = part if right is None else right + part
     heads = random_scenes.every_head(bench, one)
     for group in range(g.output_groups):
-        whole += _group(bench, group, heads, one.positions, at)
+        whole += weights.unsharded(bench, group, heads, one.positions, at)
     assert right is not None
     allowed = deviations(whole.numel(), ALARM)
     worst = bench.within("(token, output)", total, whole, right.bound(allowed))
@@ -44,11 +44,3 @@ def summed(stack: Stack, context: Context) -> Evidence:
     return bench.evidence(
         f"the sum of {context.target.tp} ranks is the unsharded layer", "err/bound at most 1", measured, 1.0
     )
-
-
-def _group(bench: Bench, group: int, heads: torch.Tensor, positions: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """What one group of the whole model adds, its heads read off no rank: (T, hidden) FP64."""
-    own = heads.chunk(bench.context.geometry.output_groups, 1)[group]
-    a, a_scale, b, b_scale = (part.to(bench.can.device) for part in weights.random(bench, group))
-    wo_a, wo_b = attention_output.fp8_blocks(a, a_scale), attention_output.fp8_blocks(b, b_scale)
-    return attention_output.project(own, positions, at, wo_a, wo_b, 1)

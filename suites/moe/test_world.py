@@ -17,6 +17,7 @@ from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references import allreduce
 from references.bound import all_reduced
+from suites.joined import joined
 from suites.moe import random_batch
 from suites.moe.bench import Bench
 from suites.moe.ranks import from_bytes
@@ -70,7 +71,9 @@ def summed(stack: Stack, context: Context) -> Evidence:
         for rank, (part, of_rank) in enumerate(zip(parts, right.due, strict=True)):
             ratio = random_batch.off(part, type(of_rank)(*(t[span] for t in of_rank)), allowed)
             findings += [_of_rank(f, rank) for f in over(f"rank {rank}, M={m}", ratio, part, of_rank.value[span])]
-        findings += _joined(m, parts, [total[span] for total in got.totals], got.unsteady, world.together)
+        unsteady = [rank for rank, sizes in got.unsteady.items() if m in sizes]
+        totals = [total[span] for total in got.totals] if world.together else []
+        findings += joined(f"M={m}", parts, totals, unsteady)
         total = got.totals[0][span]
         ratio = random_batch.off(total, type(due)(*(t[span] for t in due)), allowed)
         findings += over(f"{'all-reduce' if world.together else 'sum'}, M={m}", ratio, total, due.value[span])
@@ -118,57 +121,6 @@ class _Got(NamedTuple):
                 total = (total.float() + part.float()).to(dtype)
             totals = [total]
         return cls(parts, totals, {rank: one["unsteady"] for rank, one in enumerate(told)})
-
-
-def _joined(
-    m: int, parts: list[torch.Tensor], totals: list[torch.Tensor], unsteady: dict[int, list[int]], together: bool
-) -> list[Finding]:
-    """What is wrong with the all-reduce itself, whatever its parts are."""
-    findings = [
-        Finding(f"rank {rank}, M={m}", "the same bits each time", "other bits the second time", rank=rank)
-        for rank, sizes in unsteady.items()
-        if m in sizes
-    ]
-    for rank, total in enumerate(totals if together else ()):
-        wrong = ~_allowed(total, parts)
-        if not bool(wrong.any()):
-            continue
-        token, column = (int(n) for n in wrong.nonzero()[0])
-        values = [f"{float(part[token, column]):g}" for part in parts]
-        findings.append(
-            Finding(
-                where=f"rank {rank}, the all-reduce of M={m}, token {token}, output {column}",
-                expected=f"{' + '.join(values)}, rounded to BF16 at each addition",
-                got=f"{float(total[token, column]):g}",
-                meaning=_looks_like(total, parts) or f"{int(wrong.sum())} of {wrong.numel()} sums are none of BF16's",
-                rank=rank,
-            )
-        )
-    apart = [rank for rank, total in enumerate(totals) if not torch.equal(total, totals[0])]
-    if apart and not findings:
-        findings.append(Finding(f"rank {apart[0]}, M={m}", "the bits of rank 0", "other bits", rank=apart[0]))
-    return findings
-
-
-def _allowed(total: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Which elements are a sum that additions in the outputs' own type may give."""
-    if len(parts) > allreduce.MOST or total.dtype != torch.bfloat16:
-        off = (total.double() - allreduce.exact(parts)).abs()
-        return off <= allreduce.room(parts)
-    return torch.stack([total == one for one in allreduce.possible(parts)]).any(0)
-
-
-def _looks_like(total: torch.Tensor, parts: list[torch.Tensor]) -> str:
-    """A rank that is missing, counted twice, or alone in it: in words."""
-    for rank, part in enumerate(parts):
-        others = parts[:rank] + parts[rank + 1 :]
-        if torch.equal(total, part):
-            return f"this is rank {rank}'s own part"
-        if others and bool(_allowed(total, others).all()):
-            return f"this is the sum without rank {rank}"
-        if bool(_allowed(total, [*others, part * 2]).all()):
-            return f"this is the sum with rank {rank} counted twice"
-    return ""
 
 
 def _of_rank(finding: Finding, rank: int) -> Finding:
