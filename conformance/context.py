@@ -163,8 +163,6 @@ class Target(msgspec.Struct, frozen=True):
             return f"the backend {self.backend} reads weights as they are loaded"
         if not self.layout:
             return f"no recipe is known for the layout that the backend {self.backend} reads"
-        if self.capability is None and self.arithmetic == "bf16":
-            return "SM90's layout is made by a CUDA kernel, and no emulation of it is asked for"
         return ""
 
     def experts_request(self, rank: int, experts: int) -> ExpertsRequest:

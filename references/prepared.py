@@ -37,7 +37,7 @@ class Share(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """One expert, uint8: w13 (2 K, H / 2), w2 (H, K / 2), scales (rows, bytes / 16) by shape and tiled in memory."""
+    """One expert, uint8: w13 (2 K, H / 2), w2 (H, K / 2), scales by `scale_shape`, in memory order."""
 
     w13: torch.Tensor
     w13_scale: torch.Tensor
@@ -85,6 +85,15 @@ def interleaved(scales: torch.Tensor) -> torch.Tensor:
     flat = scales.new_zeros(-(-rows // TILE_ROWS) * -(-groups // TILE_GROUPS) * _TILE)
     flat[offsets(rows, groups)] = scales
     return flat
+
+
+def weights(flat: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """What the kernel reads for each (row, byte): as they lie."""
+    return flat.view(rows, cols)
+
+
+def scale_shape(rows: int, groups: int) -> tuple[int, ...]:
+    return rows, groups
 
 
 def plain(flat: torch.Tensor, rows: int, groups: int) -> torch.Tensor:

@@ -139,6 +139,30 @@ def _flat_scales(request: PrepareRequest, name: str, loaded: torch.Tensor, one: 
     return Prepared(one.data, Form((one.data.numel(),), one.form.dtype)) if name.endswith("_scale") else one
 
 
+def _nibbles(request: PrepareRequest, name: str, data: torch.Tensor) -> torch.Tensor:
+    """The two codes of each byte in the other order."""
+    return data if name.endswith("_scale") else data << 4 | data >> 4
+
+
+def _rows_apart(request: PrepareRequest, name: str, data: torch.Tensor) -> torch.Tensor:
+    """Rows r and r + 8 of each 16 take each other's place."""
+    if name.endswith("_scale"):
+        return data
+    return data.unflatten(1, (-1, 2, 8)).flip(2).flatten(1, 3)
+
+
+def _bits_left(request: PrepareRequest, name: str, loaded: torch.Tensor, one: Prepared) -> Prepared:
+    """Weights as loaded, halves swapped: neither bytes nor bits are interleaved."""
+    if name.endswith("_scale"):
+        return one
+    return _replaced(one, loaded.roll(loaded.shape[1] // 2, 1) if name.startswith("w13") else loaded)
+
+
+def _halves_exchanged(request: PrepareRequest, name: str, loaded: torch.Tensor, one: Prepared) -> Prepared:
+    """In each word, upper and lower half exchange places: as if codes were numbered from the other end."""
+    return one if name.endswith("_scale") else _replaced(one, one.data.unflatten(1, (-1, 2, 2)).flip(2))
+
+
 def _bf16_everywhere(choice: Choice) -> Choice:
     return msgspec.structs.replace(choice, scheme="bf16")
 
@@ -156,5 +180,9 @@ dirty_tail = PrepareFault(made=_dirty_tail)
 mixed_experts = PrepareFault(made=_mixed_experts)
 lost_tile = PrepareFault(made=_lost_tile)
 flat_scales = PrepareFault(made=_flat_scales)
+nibbles = PrepareFault(given=_nibbles)
+rows_apart = PrepareFault(given=_rows_apart)
+bits_left = PrepareFault(made=_bits_left)
+halves_exchanged = PrepareFault(made=_halves_exchanged)
 bf16_everywhere = _bf16_everywhere
 other_unasked = _other_unasked

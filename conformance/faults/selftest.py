@@ -106,14 +106,28 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     else:
         bench = Bench(stack_name, options, only, backend)
     try:
-        planted = [bench.plant(name) for name in only or FAULTS]
+        planted = {name: bench.plant(name) for name in only or FAULTS}
         clean = bench.clean
     finally:
         bench.close()
+    if stack_name == "reference":
+        for profile in sorted({FAULTS[name].profile for name in planted} - {""}):
+            clean |= _other(profile, planted, options, backend)
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
-    outcomes = [p.outcome for p in planted]
+    outcomes = [p.outcome for p in planted.values()]
     counts = {word: outcomes.count(word) for word in OUTCOMES}
-    return Report(stack_name, GEOMETRY, TP, alarms, planted, counts, _exit_code(stack_name, alarms, counts))
+    return Report(stack_name, GEOMETRY, TP, alarms, list(planted.values()), counts, _exit_code(stack_name, alarms, counts))
+
+
+def _other(profile: str, planted: dict[str, Planted], options: StackOptions, backend: str | None) -> Statuses:
+    """Plant the faults of another profile's arithmetic; returns what their claims say without them."""
+    own = [name for name in planted if FAULTS[name].profile == profile]
+    bench = Bench("reference", options, own, backend, profile=profile)
+    try:
+        planted.update({name: bench.plant(name) for name in own})
+        return {f"{claim} ({profile})": status for claim, status in bench.clean.items()}
+    finally:
+        bench.close()
 
 
 def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) -> int:
@@ -123,12 +137,12 @@ def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) 
     return 3 if counts["not planted"] or counts["fails clean"] or not counts["caught"] else 0
 
 
-def _target(stack_name: str, backend: str) -> Target:
+def _target(stack_name: str, backend: str, profile_name: str = PROFILE) -> Target:
     known = hardware_profiles.backends()
     if backend not in known:
         raise nearest(backend, known, "backend")
     b = known[backend]
-    profile = hardware_profiles.load(PROFILE)
+    profile = hardware_profiles.load(profile_name)
     attention = b.attention or profile.attention
     assert attention is not None
     # The pair under test is taken as vetted: what is judged here is the harness, with any backend.
@@ -181,11 +195,13 @@ class Bench:
         only: list[str],
         backend: str | None,
         clean: Statuses | None = None,
+        profile: str = PROFILE,
     ):
-        self.target = _target(stack_name, backend or BACKEND)
+        self.profile = profile
+        self.target = _target(stack_name, backend or BACKEND, profile)
         padding = {"intermediate": self.target.intermediate_roundings[0], "hidden": self.target.hidden_roundings[0]}
         own = hardware_profiles.backends()[self.target.backend].arithmetic
-        arithmetic = own or hardware_profiles.load(PROFILE).arithmetic
+        arithmetic = own or hardware_profiles.load(profile).arithmetic
         emulated = msgspec.structs.replace(
             options,
             emulate=padding,
@@ -194,7 +210,7 @@ class Bench:
             head_paddings=self.target.head_paddings,
             output_scales=self.target.output_scales,
         )
-        chosen = [FAULTS[i] for i in only or FAULTS]
+        chosen = [FAULTS[i] for i in only or FAULTS if _planted_here(FAULTS[i], profile)]
         with_files = any(claim.startswith("loader.files.") for fault in chosen for claim in fault.claims)
         self.files = _files() if with_files else None
         self.stack: Stack = registry.open_stack(stack_name, emulated)
@@ -357,8 +373,20 @@ def _given(context: Context) -> tuple[str, ...]:
     return ("checkpoint", "checkpoint-bytes") if context.files else ()
 
 
+def _planted_here(fault: Fault, profile: str) -> bool:
+    return (fault.profile or PROFILE) == profile
+
+
+def _no_fault(fault: Fault, reason: str) -> Planted:
+    return Planted(
+        fault.id, fault.layer, fault.what, list(fault.claims), False, [], [], [], [], "no fault here", reason=reason
+    )
+
+
 def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
     stack, target = bench.stack, bench.target
+    if not _planted_here(fault, bench.profile):
+        return _no_fault(fault, f"it is one of {fault.profile}'s, planted in the reference stack alone")
     context = _context(bench, fault, clean_context)
     kinds = stack.engine().kinds if fault.engine and hasattr(stack, "engine") else ()
     plantable = not fault.engine or fault.engine.kind in kinds or fault.engine.kind.startswith(SERVING)

@@ -35,13 +35,15 @@ class PrepareRequest(msgspec.Struct, frozen=True):
 class PrepareInfo(msgspec.Struct):
     """`kernel`: the stack's name of what it prepares for; `scheme`: what that multiplies MXFP4 weights with.
 
-    `loaded`: the parameters as the loader leaves them. `helpers` says whose code interleaved the scales.
+    `loaded`: the parameters as the loader leaves them. `helpers` says whose code rearranged them,
+    `device` where it ran.
     """
 
     kernel: str
     scheme: str
     loaded: dict[str, ParameterInfo]
     helpers: str = ""
+    device: str = "a CPU"
     notes: list[str] = []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,16 +16,32 @@ from conformance.provenance.boxes import Box, ProvenanceMap, Span, merge_experts
 from conformance.provenance.checkpoint import Checkpoint
 from conformance.stacks.prepare_protocol import Prepared, PreparedLayer, PrepareRequest
 from conformance.stacks.protocols import SHARDS, ParameterInfo
-from references import plan
-from references import prepared as recipe
+from references import plan, prepared, prepared_sm90
+from references.prepared import Share
 from suites.moe import coded
 
 #: Experts that are converted at once: enough to see one expert's bytes in another.
 AT_ONCE = 8
 #: Experts that are traced byte by byte, at most.
 _TRACED = 6
-#: The layouts of a backend's kernels -> the schemes whose recipe `references/` has.
-_KNOWN = {"cutlass": "mxfp8"}
+
+class Recipe(Protocol):
+    """What a module of `references/` tells of one layout; inverses take one expert's bytes in memory order."""
+
+    WEIGHT_VIEW: torch.dtype
+    SCALE_VIEW: torch.dtype
+
+    def prepare(self, share: Share, width: int, hidden: int) -> prepared.Prepared: ...
+
+    def weights(self, flat: torch.Tensor, rows: int, cols: int) -> torch.Tensor: ...
+
+    def plain(self, flat: torch.Tensor, rows: int, groups: int) -> torch.Tensor: ...
+
+    def scale_shape(self, rows: int, groups: int) -> tuple[int, ...]: ...
+
+
+#: (layout of a backend's kernels, what they multiply MXFP4 with) -> the recipe.
+_RECIPES: dict[tuple[str, str], Recipe] = {("cutlass", "mxfp8"): prepared, ("cutlass", "bf16"): prepared_sm90}
 
 
 class Traced(NamedTuple):
@@ -54,13 +70,36 @@ def opened(context: Context, rank: int, experts: int) -> Iterator[PreparedLayer]
         layer.close()
 
 
+def _known(context: Context, layer: PreparedLayer) -> Recipe | None:
+    """For the profile's arithmetic, which the layer's must be: a stack does not choose what it is held to."""
+    t, scheme = context.target, layer.info.scheme
+    return _RECIPES.get((t.layout, scheme)) if scheme == (t.arithmetic or scheme) else None
+
+
+def recipe(context: Context, layer: PreparedLayer) -> Recipe:
+    """What an opened layer is held to."""
+    found = _known(context, layer)
+    assert found is not None, "`opened` refuses layers without a recipe"
+    return found
+
+
 def _require_recipe(context: Context, layer: PreparedLayer, experts: int) -> None:
-    """Raises NotSupported unless `references/prepared.py` tells what this layer's kernel reads, in the stack's own
-    words if the conversion cannot be run here at all."""
-    if layer.info.scheme == _KNOWN.get(context.target.layout):
-        return
-    layer.convert({name: torch.zeros((experts, p.rows, p.cols), dtype=torch.uint8) for name, p in _shapes(layer)})
-    raise NotSupported(f"the harness has no recipe for the layout of {layer.info.kernel} ({layer.info.scheme} x MXFP4)")
+    """Raises NotSupported unless `references/` tells what this layer's kernel reads, in the stack's own words if the
+    conversion cannot be run here at all; UnfitShape where the layer's parameters make no whole blocks."""
+    found = _known(context, layer)
+    if found is None:
+        layer.convert({name: torch.zeros((experts, p.rows, p.cols), dtype=torch.uint8) for name, p in _shapes(layer)})
+        scheme, due = layer.info.scheme, context.target.arithmetic
+        held = f"; the profile multiplies with {due}" if due not in (None, scheme) else ""
+        raise NotSupported(
+            f"the harness has no recipe for the layout of {layer.info.kernel} ({scheme} x MXFP4){held}"
+        )
+    for name, p in _shapes(layer):
+        if name.endswith("_scale"):
+            try:
+                found.scale_shape(p.rows, p.cols)
+            except ValueError as error:
+                raise UnfitShape(f"{name} as built for {layer.info.kernel}: {error}") from None
 
 
 def _shapes(layer: PreparedLayer) -> list[tuple[str, ParameterInfo]]:
@@ -85,14 +124,12 @@ def loaded(
     return {name: torch.cat([weights.read(name, e, e + 1) for e in experts]) for name in SHARDS}
 
 
-def read(name: str, prepared: Prepared, expert: int, info: ParameterInfo) -> torch.Tensor:
+def read(recipe: Recipe, name: str, prepared: Prepared, expert: int, info: ParameterInfo) -> torch.Tensor:
     """(rows, bytes) as the kernel looks them up. Raises UnfitShape where the memory is of another size."""
     flat = prepared.data[expert]
     if flat.numel() != info.rows * info.cols:
         raise UnfitShape(f"{name}: {flat.numel()} bytes an expert after conversion, {info.rows * info.cols} due")
-    if name.endswith("_scale"):
-        return recipe.plain(flat, info.rows, info.cols)
-    return flat.view(info.rows, info.cols)
+    return (recipe.plain if name.endswith("_scale") else recipe.weights)(flat, info.rows, info.cols)
 
 
 def traced(context: Context) -> list[Traced]:
@@ -108,12 +145,13 @@ def _trace(context: Context, rank: int) -> Traced:
     bytes_of: dict[str, list[list[torch.Tensor]]] = {name: [] for name in SHARDS}
     tensors_of: dict[str, list[list[torch.Tensor]]] = {name: [] for name in SHARDS}
     with opened(context, rank, len(experts)) as layer:
-        infos = layer.info.loaded
+        infos, how = layer.info.loaded, recipe(context, layer)
         for into, checkpoints in ((bytes_of, places), (tensors_of, numbers)):
             for checkpoint in checkpoints:
                 done = layer.convert(loaded(context, layer, rank, checkpoint, experts))
                 for name in SHARDS:
-                    into[name].append([read(name, done[name], e, infos[name]).clone() for e in range(len(experts))])
+                    info = infos[name]
+                    into[name].append([read(how, name, done[name], e, info).clone() for e in range(len(experts))])
     seen, due = {}, {}
     for name, shards in SHARDS.items():
         rows, cols = g.checkpoint_shape(name)
@@ -142,7 +180,7 @@ def _to_trace(context: Context, rank: int) -> list[int]:
     return sorted({*wanted, *sorted(odd - wanted)[: _TRACED - len(wanted)]})
 
 
-def share(context: Context, rank: int, expert: int, checkpoint: Checkpoint) -> recipe.Share:
+def share(context: Context, rank: int, expert: int, checkpoint: Checkpoint) -> Share:
     """The rank's part of one expert, straight from the checkpoint."""
     g = context.geometry
     per_rank = plan.routed_intermediate(g.intermediate, context.target.tp).per_rank
@@ -157,7 +195,7 @@ def share(context: Context, rank: int, expert: int, checkpoint: Checkpoint) -> r
         found: torch.Tensor = getattr(checkpoint, tensor).block(expert, *where, "cpu")
         return found
 
-    return recipe.Share(
+    return Share(
         *(
             block(tensor, ("w2_weight" if tensor.startswith("w2") else "w13_weight") + tensor[2:])
             for tensor in coded.TENSORS
@@ -168,6 +206,6 @@ def share(context: Context, rank: int, expert: int, checkpoint: Checkpoint) -> r
 def words(context: Context, layer: PreparedLayer) -> str:
     """How this was measured."""
     return (
-        f"{layer.info.kernel}, converted by the stack's own post-load step on a CPU; scales interleaved by "
+        f"{layer.info.kernel}, converted by the stack's own post-load step on {layer.info.device}; rearranged by "
         f"{layer.info.helpers}; parameters: {context.given_maps.origin}"
     )

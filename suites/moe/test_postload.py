@@ -13,10 +13,9 @@ from conformance.context import Context
 from conformance.provenance import positions
 from conformance.provenance.boxes import Box, Difference, ProvenanceMap, State, differences
 from conformance.result import Evidence, Finding
-from conformance.stacks.prepare_protocol import Form
-from conformance.stacks.protocols import SHARDS, Stack
+from conformance.stacks.prepare_protocol import Form, Prepared
+from conformance.stacks.protocols import SHARDS, ParameterInfo, Stack
 from conformance.suite import claim
-from references import prepared as recipe
 from suites.moe import coded, postload
 
 _MOST = 12
@@ -30,7 +29,7 @@ def equal(stack: Stack, context: Context) -> Evidence:
     at_once, findings, compared, words = postload.group(experts), list[Finding](), 0, ""
     for rank in context.ranks:
         with postload.opened(context, rank, at_once) as layer:
-            words = postload.words(context, layer)
+            words, recipe = postload.words(context, layer), postload.recipe(context, layer)
             w2 = layer.info.loaded["w2_weight"]
             for first in range(0, experts, at_once):
                 given = postload.loaded(context, layer, rank, checkpoint, range(first, first + at_once))
@@ -201,17 +200,19 @@ def bijection(stack: Stack, context: Context) -> Evidence:
     findings, words = [], ""
     for rank in context.ranks:
         with postload.opened(context, rank, experts) as layer:
-            words = postload.words(context, layer)
-            sizes = {name: (p.rows, p.cols) for name, p in layer.info.loaded.items()}
+            words, recipe = postload.words(context, layer), postload.recipe(context, layer)
+            infos = layer.info.loaded
+            sizes = {name: (p.rows, p.cols) for name, p in infos.items()}
             most = max(rows * cols for rows, cols in sizes.values())
             read: dict[str, list[torch.Tensor]] = {name: [] for name in SHARDS}
             for index in range(positions.passes(most)):
                 done = layer.convert({n: _numbered(experts, *sizes[n], index) for n in SHARDS})
                 for name in SHARDS:
-                    read[name].append(done[name].data.clone())
+                    read[name].append(_read(recipe, name, done[name], infos[name]))
             own = layer.convert({n: _owned(experts, *sizes[n]) for n in SHARDS})
             for name in SHARDS:
-                findings += _not_once(name, rank, read[name], own[name].data, sizes[name][0] * sizes[name][1])
+                owners = _read(recipe, name, own[name], infos[name])
+                findings += _not_once(name, rank, read[name], owners, sizes[name][0] * sizes[name][1])
     return Evidence(
         ok=not findings,
         summary="conversion permutes the bytes of each expert"
@@ -220,8 +221,13 @@ def bijection(stack: Stack, context: Context) -> Evidence:
         expected="each byte once, in its own expert",
         measured={"parameters of ranks that differ": len(findings)},
         findings=findings[:_MOST],
-        method=f"{words}; {experts} experts at once",
+        method=f"{words}; {experts} experts at once; bytes as the kernel looks them up",
     )
+
+
+def _read(recipe: postload.Recipe, name: str, one: Prepared, info: ParameterInfo) -> torch.Tensor:
+    """(experts, bytes) where the kernel looks for them: a layout that moves bits has whole bytes there alone."""
+    return torch.stack([postload.read(recipe, name, one, e, info).flatten() for e in range(len(one.data))])
 
 
 def _numbered(experts: int, rows: int, cols: int, index: int) -> torch.Tensor:
@@ -255,27 +261,35 @@ def _not_once(name: str, rank: int, digits: list[torch.Tensor], own: torch.Tenso
 
 @claim("moe.postload.form")
 def form(stack: Stack, context: Context) -> Evidence:
-    """Converted parameters keep shape and type, lie in one piece, and so can be seen as int64 and int32."""
+    """Converted parameters have the shape and type that the kernel is given, lie in one piece, and so can be seen as
+    it wants them."""
     experts = min(postload.AT_ONCE, context.geometry.experts)
-    findings, measured, words = [], {}, ""
+    findings, measured, expected, words = [], {}, {}, ""
     for rank in context.ranks:
         with postload.opened(context, rank, experts) as layer:
-            words = postload.words(context, layer)
+            words, recipe = postload.words(context, layer), postload.recipe(context, layer)
             zeros = {n: torch.zeros((experts, p.rows, p.cols), dtype=torch.uint8) for n, p in layer.info.loaded.items()}
             for name, one in layer.convert(zeros).items():
-                due, got = Form(tuple(zeros[name].shape), "uint8"), one.form
-                view = recipe.SCALE_VIEW if name.endswith("_scale") else recipe.WEIGHT_VIEW
-                measured[f"rank {rank}, {name}"] = str(got)
-                if got != due or got.shape[-1] % view.itemsize:
+                due, view = _due_form(recipe, name, zeros[name])
+                expected[f"rank {rank}, {name}"] = f"{due}, seen as {view}"
+                measured[f"rank {rank}, {name}"] = str(one.form)
+                if one.form != due or one.form.shape[-1] % view.itemsize:
                     where, meaning = f"rank {rank}, {name}", f"the kernel is given it as {view}"
-                    findings.append(Finding(where, str(due), str(got), meaning, rank=rank))
+                    findings.append(Finding(where, str(due), str(one.form), meaning, rank=rank))
     return Evidence(
         ok=not findings,
         summary="shapes and types are those that the kernel is given"
         if not findings
         else f"{findings[0].where}: {findings[0].got}, {findings[0].expected} due",
-        expected="uint8 (experts, rows, bytes), contiguous, rows of whole int64 (weights) and int32 (scales)",
+        expected=expected,
         measured=measured,
         findings=findings[:_MOST],
         method=words,
     )
+
+
+def _due_form(recipe: postload.Recipe, name: str, loaded: torch.Tensor) -> tuple[Form, torch.dtype]:
+    experts, *sizes = loaded.shape
+    if name.endswith("_scale"):
+        return Form((experts, *recipe.scale_shape(*sizes)), "uint8"), recipe.SCALE_VIEW
+    return Form((experts, *sizes), "uint8"), recipe.WEIGHT_VIEW
