@@ -112,6 +112,8 @@ class Target(msgspec.Struct, frozen=True):
     head_paddings: tuple[int, ...] = ()
     #: How the output projection's scales are laid out on this capability, by DeepGEMM's recipe; empty: not known.
     output_scales: str = ""
+    #: Why nobody in this run's scope chooses MoE kernels; empty where somebody does, or should.
+    choiceless: str = ""
 
     @property
     def vetted_here(self) -> list[tuple[str, str]]:
@@ -140,6 +142,7 @@ class Target(msgspec.Struct, frozen=True):
             if not self.model or g.hidden_size <= LARGEST_REFERENCE
             else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
             "of the same layout beside this one",
+            "choice": self.choiceless,
             "attention-sources": self._attention_binary(),
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",

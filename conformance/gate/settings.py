@@ -164,6 +164,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         limits=settings.limits or "",
         head_paddings=judged.head_paddings,
         output_scales=judged.output_scales,
+        choiceless=_choiceless(stacks),
     )
     padding = {"intermediate": backend.intermediate[0], "hidden": backend.hidden[0]}
     return Resolved(
@@ -258,6 +259,15 @@ def _sizes(settings: Settings, layers: tuple[str, ...]) -> tuple[int, ...]:
     if len(set(given)) < len(given):
         raise UsageError(f"--tp {short(settings.tp)} names a size twice")
     return tuple(given) if len(given) > 1 else tuple(n for n in (given[0] - 1, given[0]) if n)
+
+
+def _choiceless(stacks: dict[str, str]) -> str:
+    """Why nobody in scope chooses MoE kernels: the layer plan is out of scope, and whose kernels run is a library that
+    is told which. By the registry's data; what a stack says of itself is not asked."""
+    kernels = stacks.get("moe")
+    if "plan" in stacks or kernels is None or not registry.is_kernel_library(kernels):
+        return ""
+    return f"{kernels} is a library of kernels and told which to run; whoever chooses is judged with the layer plan"
 
 
 def _tp(text: str) -> int:

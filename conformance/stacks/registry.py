@@ -20,6 +20,13 @@ _AT_HOME = (
     "conformance.stacks.libraries:compressed_tensors",
     "conformance.stacks.libraries:ml_dtypes",
 )
+#: Entry points of libraries of kernels: they are told what to run, and choose nothing by themselves.
+_KERNEL_LIBRARIES = (
+    "conformance.stacks.flashinfer:open_stack",
+    "conformance.stacks.libraries:torchao",
+    "conformance.stacks.libraries:compressed_tensors",
+    "conformance.stacks.libraries:ml_dtypes",
+)
 
 
 @cache
@@ -57,6 +64,12 @@ def is_foreign(name: str) -> bool:
     not."""
     point = _known().get(name)
     return point is not None and getattr(point, "dist", None) is not None and point.value not in _AT_HOME
+
+
+def is_kernel_library(name: str) -> bool:
+    """By our own data, before anything of it is opened; a plug-in is taken for a whole stack, of which more is asked."""
+    point = _known().get(name)
+    return point is not None and point.value in _KERNEL_LIBRARIES
 
 
 def described() -> dict[str, str]:

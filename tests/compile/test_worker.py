@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from conformance.stacks.compile.worker import binary, cache, cute_kernels, cutlass, nvcc, toolchain
+from conformance.stacks.compile.worker import binary, cache, cute_kernels, cutlass, generated, nvcc, toolchain
 from conformance.stacks.compile.worker.problems import Missing, Unfit
 
 _STRUCT = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
@@ -181,3 +181,13 @@ def test_a_changed_source_changes_the_key(tmp_path):
     cache.tree.cache_clear()
     (tmp_path / "a.py").write_text("2")
     assert cache.tree(tmp_path) != before
+
+
+def test_a_flashinfer_without_sources_is_missing_and_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Missing, match=r"trimmed: no kernel sources .* pip install --force-reinstall"):
+        generated.content()
+    (tmp_path / "flashinfer/data/csrc/nv_internal").mkdir(parents=True)
+    assert generated.content()

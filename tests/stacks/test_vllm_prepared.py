@@ -20,7 +20,7 @@ from conformance.stacks.selection_protocol import Choice, SelectionRequest
 from conformance.stacks.vllm import open_stack
 from conformance.stacks.vllm.preparation import VllmPrepared
 from conformance.stacks.vllm.stack import VllmStack
-from references import prepared
+from references import prepared, prepared_sm90
 
 PYTHON = os.environ.get("CONFORMANCE_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="CONFORMANCE_VLLM_PYTHON names no interpreter with vllm")
@@ -83,16 +83,23 @@ def test_conversion_is_the_recipes(stack, capability):
 
 
 @pytest.mark.usefixtures("flashinfer")
-def test_sm90_needs_its_gpu_and_its_call_does_not(stack):
+def test_sm90s_conversion_is_its_recipes(stack):
     made = layer(stack, (9, 0))
     assert made.info.scheme == "bf16"
-    with pytest.raises(NotSupported, match=r"CUDA kernel alone: this needs a GPU of capability 9\.0"):
-        made.convert(loaded(made))
+    assert "compiled for the host" in made.info.helpers
+    given = loaded(made)
+    done = made.convert(given)
+    for expert in range(2):
+        for name, want in given.items():
+            due = want[expert].roll(len(want[expert]) // 2, 0) if name.startswith("w13") else want[expert]
+            due = prepared_sm90.folded(due) if name.endswith("_scale") else prepared_sm90.interleaved(due)
+            assert torch.equal(done[name].data[expert], due.flatten()), (name, expert)
+            assert done[name].form == Form((2, *due.shape), "uint8")
     call = made.call(3, 2)
     assert not call.refused
     assert call.values["use_w4_group_scaling"] == "True"
-    with pytest.raises(NotSupported, match="CUDA kernel alone"):
-        made.convert(loaded(made))  # the recorded call leaves nothing behind
+    again = made.convert(given)  # the recorded call leaves nothing behind
+    assert torch.equal(again["w2_weight"].data[1], prepared_sm90.interleaved(given["w2_weight"][1]).flatten())
     made.close()
 
 

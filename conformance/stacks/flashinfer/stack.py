@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conformance.stacks.cuda_graphs import CudaGraphs
     from conformance.stacks.flashinfer.attention import FlashInferAttention
     from conformance.stacks.flashinfer.moe import FlashInferMoe
+    from conformance.stacks.flashinfer.preparation import FlashInferPreparation
     from conformance.stacks.protocols import MoeCall, MoeRequest
 #: The library has no list of its own: the batch sizes that the MoE layer judges.
 _GRAPH_SIZES = (1, 8, 16, 64)
@@ -69,6 +70,11 @@ class FlashInferStack:
         from conformance.stacks.flashinfer.moe import FlashInferMoe
 
         return FlashInferMoe()
+
+    def preparation(self) -> FlashInferPreparation:
+        from conformance.stacks.flashinfer.preparation import FlashInferPreparation
+
+        return FlashInferPreparation()
 
     def graph(self) -> CudaGraphs:
         """Raises StackMissing without a GPU."""

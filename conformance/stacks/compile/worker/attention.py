@@ -40,7 +40,7 @@ def prepared(kind, arch, scheme, folder):
     """(cache key, function that measures)"""
     if arch not in _TARGETS or kind != "kernel":
         raise Unsupported(f"FlashInfer's sparse MLA comes as sources for {', '.join(_TARGETS)}, not for {arch}")
-    root = generated.installed()
+    root = generated.with_sources("data/include")
     sources = [cache.tree(root / "data/include"), cache.tree(root / "jit"), cache.tree(root / "data/cccl")]
     key = cache.key("attention", kind, arch, scheme, sources, generated.read_by_flags(), tool_versions())
     return key, lambda: _measured(arch, Path(folder))

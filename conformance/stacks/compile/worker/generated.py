@@ -65,9 +65,23 @@ def installed():
     return Path(places[0])
 
 
+def with_sources(part="data/csrc/nv_internal"):
+    """Folder of the installed FlashInfer, which holds the kernel sources `part`. Raises Missing: some installs carry
+    built kernels, and no sources."""
+    root = installed()
+    if not (root / part).is_dir():
+        known = cache.version("flashinfer-python")
+        whole = f"flashinfer-python=={known}" if known[:1].isdigit() else "flashinfer-python"
+        raise Missing(
+            f"the FlashInfer in {root} is trimmed: no kernel sources ({part}), so nothing can be compiled; "
+            f"install the whole package: pip install --force-reinstall --no-deps {whole}"
+        )
+    return root
+
+
 def content():
     """What the module's kernels and flags are made of, without making them: generator, headers, what flags read."""
-    root = installed()
+    root = with_sources()
     parts = ("jit", "data/csrc/nv_internal", "data/cutlass/include", "data/include", "data/csrc/fused_moe")
     return cache.key([cache.tree(root / part) for part in parts if (root / part).is_dir()], *read_by_flags())
 

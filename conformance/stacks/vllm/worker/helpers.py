@@ -1,7 +1,8 @@
 """FlashInfer's helpers that post-load conversion calls: on a CPU, by its own host code where that has been built.
 
 `block_scale_interleave` refuses CPU tensors, although its C++ has a host path. A built module is called directly; where
-there is none, vLLM's own torch routine for the same layout stands in. SM90's weight interleave is a CUDA kernel alone.
+there is none, vLLM's own torch routine for the same layout stands in. SM90's weight interleave is a CUDA kernel, which
+`host_kernel` compiles for the host; its scales are folded by torch.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import importlib
 import os
 from pathlib import Path
 
+from . import host_kernel
 from .problems import Unsupported
 from .start import module
 
@@ -21,11 +23,14 @@ _shapes_alone: list = []
 
 
 def known(backend):
-    """Has the harness a recipe for what this backend's kernel reads (or will have, on a GPU)?"""
+    """Has the harness a recipe for what this backend's kernel reads?"""
     return backend.startswith("FLASHINFER_CUTLASS_MXFP4")
 
 
-def words():
+def words(scheme):
+    """Whose code rearranges, for kernels that multiply with `scheme`."""
+    if scheme == "bf16":
+        return "FlashInfer's own: its CUDA kernel compiled for the host (weights), its torch code (scales)"
     return _interleave()[1]
 
 
@@ -93,13 +98,11 @@ def on_cpu():
     if flashinfer is None:
         raise Unsupported("flashinfer is not installed beside this vLLM: pip install flashinfer-python")
 
-    def needs_gpu(weights, *_, **__):
-        if _shapes_alone:
-            return weights
-        raise Unsupported(f"FlashInfer's {_SM90} is a CUDA kernel alone: this needs a GPU of capability 9.0")
+    def on_host(weight, *rest, **named):
+        return weight if _shapes_alone else host_kernel.interleave(weight, *rest, **named)
 
     interleave = _interleave()[0]
-    replaced = [(flashinfer, "block_scale_interleave", interleave), (moe, _SM90, needs_gpu)]
+    replaced = [(flashinfer, "block_scale_interleave", interleave), (moe, _SM90, on_host)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced if hasattr(owner, name)]
     for owner, name, function in replaced:
         setattr(owner, name, function)

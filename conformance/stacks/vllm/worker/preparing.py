@@ -43,7 +43,7 @@ def open_prepared(folder, tp, rank, backend, capability, experts, share):
         "kernel": chosen.name,
         "scheme": scheme,
         "loaded": {name: list(shape[1:]) for name, shape in session.shapes.items()},
-        "helpers": helpers.words(),
+        "helpers": helpers.words(scheme),
         "notes": [],
     }
 
