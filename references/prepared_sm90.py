@@ -74,11 +74,16 @@ def _codes() -> torch.Tensor:
 
 def moved(words: torch.Tensor) -> torch.Tensor:
     """Words of four bytes, int32 (first byte lowest), to words of permuted bits."""
-    low, high = (
-        halves().index_select(0, sum(nibbles >> 4 * byte & 15 << 4 * byte for byte in range(4)))
-        for nibbles in (words, words >> 4)
-    )
+    low, high = (halves().index_select(0, _low_nibbles(four)) for four in (words, words >> 4))
     return low | high << 16
+
+
+def _low_nibbles(words: torch.Tensor) -> torch.Tensor:
+    """Those of the four bytes, side by side."""
+    found = words & 15
+    for byte in (1, 2, 3):
+        found |= words >> 4 * byte & 15 << 4 * byte
+    return found
 
 
 def moved_back(words: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,9 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
     outcomes = [p.outcome for p in planted.values()]
     counts = {word: outcomes.count(word) for word in OUTCOMES}
-    return Report(stack_name, GEOMETRY, TP, alarms, list(planted.values()), counts, _exit_code(stack_name, alarms, counts))
+    return Report(
+        stack_name, GEOMETRY, TP, alarms, list(planted.values()), counts, _exit_code(stack_name, alarms, counts)
+    )
 
 
 def _other(profile: str, planted: dict[str, Planted], options: StackOptions, backend: str | None) -> Statuses:

@@ -85,7 +85,7 @@ def _tiled(scales: torch.Tensor) -> torch.Tensor:
 
 def _folded(scales: torch.Tensor) -> torch.Tensor:
     """SM90's (experts, rows, groups): blocks of 64 x 4, each as four quarters of 16 rows side by side."""
-    experts, rows, groups = scales.shape
+    rows, groups = scales.shape[1:]
     if rows % 64 or groups % 4:
         raise NotSupported(f"scales ({rows}, {groups}) make no whole blocks of 64 x 4")
     blocks = scales.unflatten(2, (-1, 4)).unflatten(1, (-1, 4, 16))  # expert, strip, quarter, row, block, group

@@ -67,7 +67,7 @@ def is_foreign(name: str) -> bool:
 
 
 def is_kernel_library(name: str) -> bool:
-    """By our own data, before anything of it is opened; a plug-in is taken for a whole stack, of which more is asked."""
+    """By our own data, before anything of it is opened. A plug-in is taken for a whole stack: more is asked of it."""
     point = _known().get(name)
     return point is not None and point.value in _KERNEL_LIBRARIES
 

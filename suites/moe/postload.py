@@ -25,6 +25,7 @@ AT_ONCE = 8
 #: Experts that are traced byte by byte, at most.
 _TRACED = 6
 
+
 class Recipe(Protocol):
     """What a module of `references/` tells of one layout; inverses take one expert's bytes in memory order."""
 
@@ -91,9 +92,7 @@ def _require_recipe(context: Context, layer: PreparedLayer, experts: int) -> Non
         layer.convert({name: torch.zeros((experts, p.rows, p.cols), dtype=torch.uint8) for name, p in _shapes(layer)})
         scheme, due = layer.info.scheme, context.target.arithmetic
         held = f"; the profile multiplies with {due}" if due not in (None, scheme) else ""
-        raise NotSupported(
-            f"the harness has no recipe for the layout of {layer.info.kernel} ({scheme} x MXFP4){held}"
-        )
+        raise NotSupported(f"the harness has no recipe for the layout of {layer.info.kernel} ({scheme} x MXFP4){held}")
     for name, p in _shapes(layer):
         if name.endswith("_scale"):
             try:

@@ -23,6 +23,8 @@ from references import mxfp8
 
 TARGET = _target("reference", "flashinfer_cutlass")
 STACK = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="mxfp8"))
+SM90_TARGET = _target("reference", "flashinfer_cutlass", "sm90")
+SM90 = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="bf16"))
 POSTLOAD = [claim for claim in catalogue.claims().values() if claim.group == "moe.postload"]
 
 
@@ -73,10 +75,27 @@ def test_a_loader_that_cannot_be_measured_blocks_nothing():
     assert "cannot be measured (the stack refuses to build it)" in made.given_maps.origin
 
 
-def test_sm90_is_not_proved_and_says_so():
-    stack = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="bf16"))
-    with pytest.raises(NotSupported, match="emulates no layout of weights for bf16"):
-        stack.preparation().open(PrepareRequest(TARGET.geometry, 3, 0, "flashinfer_cutlass", (9, 0), 2, 96))
+def test_sm90s_clean_stack_passes():
+    assert set(statuses(context(preparation=SM90.preparation, target=SM90_TARGET)).values()) == {Status.PASS}
+
+
+@pytest.mark.parametrize(("made", "target"), [(SM90, TARGET), (STACK, SM90_TARGET)], ids=["bf16", "mxfp8"])
+def test_a_stack_does_not_choose_what_it_is_held_to(made, target):
+    """Prepared, and right, for another arithmetic than the profile's: that proves nothing of this profile."""
+    found = statuses(context(preparation=made.preparation, target=target))
+    assert set(found.values()) == {Status.NOT_SUPPORTED}
+
+
+def test_a_layer_that_makes_no_whole_blocks_fails():
+    raw = ReferenceStack(StackOptions(emulate={"intermediate": 32, "hidden": 128}, arithmetic="bf16"))
+    found = statuses(context(preparation=raw.preparation, target=SM90_TARGET))
+    assert set(found.values()) == {Status.FAIL}
+
+
+def test_another_arithmetic_has_no_layout():
+    stack = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 256}, arithmetic="bf16_steps"))
+    with pytest.raises(NotSupported, match="emulates no layout of weights for bf16_steps"):
+        stack.preparation().open(PrepareRequest(TARGET.geometry, 3, 0, "marlin", (9, 0), 2, 96))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +104,7 @@ def test_sm90_is_not_proved_and_says_so():
         ("as loaded", None, "bf16", "reads weights as they are loaded"),
         ("cutlass", None, "bf16", ""),
         ("", (12, 0), "mxfp8", "no recipe is known"),
-        ("cutlass", (9, 0), "bf16", ""),  # a real SM90 stack is asked, and says that it needs a GPU
+        ("cutlass", (9, 0), "bf16", ""),
         ("cutlass", None, "mxfp8", ""),
     ],
 )

@@ -73,7 +73,9 @@ def _compiled():
     flashinfer = module("flashinfer")
     source = Path(flashinfer.__path__[0]) / _SOURCE if flashinfer else None
     if source is None or not source.is_file():
-        raise Unsupported(f"{lacking}; to compile it for the host takes its source, {_SOURCE}: install all of FlashInfer")
+        raise Unsupported(
+            f"{lacking}; to compile it for the host takes its source, {_SOURCE}: install all of FlashInfer"
+        )
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise Unsupported(f"{lacking}; to compile it for the host takes g++: install gcc with its C++ compiler")
