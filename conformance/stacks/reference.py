@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_engine import ReferenceEngine
     from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
-    from conformance.stacks.reference_graphs import ReferenceGraphs
+    from conformance.stacks.reference_graphs import ReferenceAttentionGraphs, ReferenceGraphs, ReferenceLayerGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
@@ -119,9 +119,19 @@ class ReferenceStack:
         return ReferenceAttention(self._heads, self._scales)
 
     def graph(self) -> ReferenceGraphs:
-        from conformance.stacks.reference_graphs import ReferenceGraphs
+        from conformance.stacks.reference_graphs import ReferenceAttentionGraphs, ReferenceGraphs, ReferenceLayerGraphs
 
         return ReferenceGraphs(self._arithmetic)
+
+    def attention_graph(self) -> ReferenceAttentionGraphs:
+        from conformance.stacks.reference_graphs import ReferenceAttentionGraphs
+
+        return ReferenceAttentionGraphs(self.attention())
+
+    def layer_graph(self) -> ReferenceLayerGraphs:
+        from conformance.stacks.reference_graphs import ReferenceLayerGraphs
+
+        return ReferenceLayerGraphs(self.attention(), self._arithmetic)
 
     def compiler(self) -> ReferenceCompiler:
         from conformance.stacks.reference_compiler import ReferenceCompiler

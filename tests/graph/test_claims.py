@@ -16,7 +16,7 @@ from conformance.result import Status
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_graphs import ReferenceGraphs
-from suites.graph.bench import GraphBench, Inputs
+from suites.graph.bench import MoeGraphBench
 from suites.moe.random_batch import checkpoint
 
 TINY = geometry.load("deepseek-v4-tiny")
@@ -76,19 +76,19 @@ def test_a_stack_without_graphs():
 def test_its_eager_call_is_the_moe_kernels(arithmetic):
     """Another order of work, the same numbers: but for codes that the order of FP32 sums flips."""
     _, context = _context(arithmetic)
-    bench = GraphBench(context)
+    bench = MoeGraphBench(context)
     given = bench.fresh(8, 3)
     with bench.layer(1) as layer, bench.bench.layer(1, checkpoint(context), TINY.swiglu_limit) as kernel:
-        got, want = bench.eager(layer, given), bench.bench.run(kernel, *given)
+        got, want = bench.eager(layer, given), bench.bench.run(kernel, *given.values())
     assert ((got != want).float().mean()) < 0.05
     torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.02 * float(want.abs().max()))
 
 
 def test_canaries_see_a_single_byte():
     _, context = _context()
-    bench = GraphBench(context)
+    bench = MoeGraphBench(context)
     held = bench.held(3)
-    held.put(Inputs(*bench.fresh(3, 0)))
+    held.put(bench.fresh(3, 0))
     assert held.spoilt() == 0
     held.gaps[3][-1] ^= 1
     assert held.spoilt() == 1
