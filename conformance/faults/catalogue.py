@@ -15,10 +15,12 @@ from conformance.faults import (
     graph_attention,
     guard,
     history,
+    jit,
     loader,
     model,
     moe,
     narrow,
+    ops,
     plan,
     prepare,
     quant_catalogue,
@@ -30,6 +32,7 @@ from conformance.faults.files import FilesFault
 from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
+from conformance.faults.ops import OpFault
 from conformance.faults.prepare import PrepareFault
 from conformance.faults.quant_seam import QuantFault
 from conformance.faults.seams import GuardFault, LoaderFault
@@ -53,6 +56,7 @@ class Fault(NamedTuple):
     model: ModelFault | None = None
     moe: MoeFault | None = None
     graph: GraphFault | None = None
+    op: OpFault | None = None
     files: FilesFault | None = None
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
@@ -1186,10 +1190,10 @@ _WRITTEN = (
         for name, more in {
             "q": (),
             "sinks": (),
-            "window": ("lengths",),
+            "window": (),
             "window_slots": ("lengths",),
             "window_lengths": ("lengths",),
-            "entries": ("lengths",),
+            "entries": (),
             "entries_slots": ("lengths",),
             "entries_lengths": ("lengths",),
         }.items()
@@ -1302,6 +1306,45 @@ _WRITTEN = (
         "vLLM #52308",
         graph=graph_attention.frozen_routes,
     ),
+    Fault(
+        "jit-first-size",
+        "the batch size of the first call is compiled in",
+        ("graph.jit.shapes",),
+        moe=jit.first_size,
+    ),
+    Fault(
+        "jit-larger-left",
+        "a small batch after a larger one runs with that one's settings",
+        ("graph.jit.shapes",),
+        moe=jit.larger_left,
+    ),
+    Fault(
+        "jit-first-address",
+        "a descriptor is bound to the first call's memory",
+        ("graph.jit.memory",),
+        moe=jit.first_address,
+    ),
+    Fault(
+        "jit-first-clobbers",
+        "the first call zeroes what follows its output",
+        ("graph.jit.memory",),
+        moe=jit.first_clobbers,
+    ),
+    Fault("op-fake-shape", "the fake announces twice the columns", ("graph.op.fake",), op=ops.fake_shape),
+    Fault("op-fake-dtype", "the fake announces another dtype", ("graph.op.fake",), op=ops.fake_dtype),
+    Fault("op-fake-stride", "the fake announces other strides", ("graph.op.fake",), op=ops.fake_stride),
+    Fault("op-fake-batch", "the fake announces 8 rows, whatever comes", ("graph.op.fake",), op=ops.fake_batch),
+    Fault(
+        "op-returns-input",
+        "the result is a view of the input",
+        ("graph.op.schema", "graph.op.alias"),
+        "vLLM #52308",
+        op=ops.returns_input,
+    ),
+    Fault("op-returns-buffer", "results lie in one buffer", ("graph.op.alias",), op=ops.returns_buffer),
+    Fault("op-mutates-input", "an input is halved, undeclared", ("graph.op.schema",), op=ops.mutates_input),
+    Fault("op-graph-break", "Python round the operator breaks the graph", ("graph.op.compile",), op=ops.graph_break),
+    Fault("op-branching", "Python branches on a number of the result", ("graph.op.compile",), op=ops.branching),
     *(
         Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
         for row in quant_catalogue.ROWS

@@ -101,9 +101,7 @@ class _FaultyLayer:
 
 
 class _FaultyGraph:
-    def __init__(
-        self, inner: Captured, fault: GraphFault, layer: _FaultyLayer, buffers: Any, others: list[Any]
-    ):
+    def __init__(self, inner: Captured, fault: GraphFault, layer: _FaultyLayer, buffers: Any, others: list[Any]):
         self._inner, self._fault, self._layer = inner, fault, layer
         self._buffers, self._others = buffers, others
         self._number = 0

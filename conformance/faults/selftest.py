@@ -25,6 +25,7 @@ from conformance.faults.engines import needed
 from conformance.faults.graphs import FaultyGraphs, GraphFault
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
+from conformance.faults.ops import planted
 from conformance.faults.prepare import FaultyPreparation, FaultySelection
 from conformance.faults.quant_seam import QuantFault
 from conformance.faults.remembered import RememberedPlanner
@@ -259,6 +260,10 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     graphs = {name: getattr(stack, name, None) for name in ("graph", "attention_graph", "layer_graph")}
     if fault and fault.graph:
         graphs = {name: _planted_graphs(opener, fault.graph) for name, opener in graphs.items()}
+    operators = getattr(stack, "custom_ops", None)
+    if fault and fault.op and operators:
+        clean_operators, op_fault = operators, fault.op
+        operators = lambda: [planted(op, op_fault) for op in clean_operators()]  # noqa: E731
     quant = (fault and fault.quant) or QuantFault()
     kernels, attention_calls = getattr(stack, "attention", None), getattr(stack, "attention_calls", None)
     if fault and fault.attention and fault.attention.call and attention_calls:
@@ -287,6 +292,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         graphs=graphs["graph"],
         attention_graphs=graphs["attention_graph"],
         layer_graphs=graphs["layer_graph"],
+        custom_ops=operators,
         compiler=compiler,
         quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
         gemm=quant.planted("gemm", getattr(stack, "gemm", None)),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.errors import StackCrashed, StackError, StackRefused
-from conformance.stacks.attention_protocol import AttentionKernel
+from conformance.stacks.attention_protocol import AttendCall
 from conformance.stacks.graph_protocol import AttendRequest, Buffers
 from conformance.stacks.graphed_calls import attend_call
 from conformance.stacks.protocols import MoeKernel, MoeRequest
@@ -40,15 +40,15 @@ class CudaGraphs:
 
 
 class CudaAttentionGraphs:
-    """Of attention decode: see graph_protocol.GraphRunner."""
+    """Of attention decode, by an AttentionKernel's `attend`: see graph_protocol.GraphRunner."""
 
     words = WORDS
 
-    def __init__(self, kernel: AttentionKernel, sizes: tuple[int, ...]):
-        self._kernel, self.sizes = kernel, sizes
+    def __init__(self, attend: Callable[[AttendCall, torch.Tensor], None], sizes: tuple[int, ...]):
+        self._attend, self.sizes = attend, sizes
 
     def open(self, request: AttendRequest) -> CudaGraphedLayer:
-        return CudaGraphedLayer(lambda buffers: self._kernel.attend(*attend_call(request, buffers)))
+        return CudaGraphedLayer(lambda buffers: self._attend(*attend_call(request, buffers)))
 
 
 class CudaGraphedLayer:

@@ -93,7 +93,8 @@ class Captured(Protocol):
 
 
 class GraphedLayer(Protocol):
-    """One rank's call, its weights prepared. `step` is what is captured and what `eager` calls; a planted fault may replace it.
+    """One rank's call, its weights prepared. `step` is what is captured and what `eager` calls; a planted fault may
+    replace it.
 
     Tactics are pinned where the kernel pins any.
     """
@@ -123,7 +124,8 @@ class GraphedLayer(Protocol):
 class GraphRunner(Protocol):
     """`sizes`: the batch sizes that the stack captures, ascending. `words`: how graphs are made here.
 
-    `graph()` is opened with a MoeRequest, `attention_graph()` with an AttendRequest, `layer_graph()` with a LayerRequest.
+    `graph()` is opened with a MoeRequest, `attention_graph()` with an AttendRequest, `layer_graph()` with a
+    LayerRequest.
     """
 
     sizes: tuple[int, ...]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.attention_calls_protocol import CallRequest
+    from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
@@ -119,7 +120,7 @@ class ReferenceStack:
         return ReferenceAttention(self._heads, self._scales)
 
     def graph(self) -> ReferenceGraphs:
-        from conformance.stacks.reference_graphs import ReferenceAttentionGraphs, ReferenceGraphs, ReferenceLayerGraphs
+        from conformance.stacks.reference_graphs import ReferenceGraphs
 
         return ReferenceGraphs(self._arithmetic)
 
@@ -132,6 +133,11 @@ class ReferenceStack:
         from conformance.stacks.reference_graphs import ReferenceLayerGraphs
 
         return ReferenceLayerGraphs(self.attention(), self._arithmetic)
+
+    def custom_ops(self) -> list[CustomOp]:
+        from conformance.stacks.reference_ops import listed
+
+        return listed()
 
     def compiler(self) -> ReferenceCompiler:
         from conformance.stacks.reference_compiler import ReferenceCompiler

@@ -171,20 +171,11 @@ class MoeGraphBench(GraphBench):
         return self.bench.request(rank, random_batch.checkpoint(self.context), limit)
 
     def shapes(self, tokens: int) -> Shapes:
-        b = self.bench
-        return [
-            ((tokens, b.hidden), torch.bfloat16),
-            ((tokens, b.slots), torch.int32),
-            ((tokens, b.slots), torch.float32),
-            ((tokens, b.hidden), getattr(torch, b.can.output)),
-        ]
+        return moe_shapes(self.bench, tokens)
 
     def fresh(self, tokens: int, number: int, rank: int = 0) -> Inputs:
-        """Other tokens, routes and weights; all ranks get the same."""
-        b = self.bench
-        rng = torch.Generator().manual_seed(self.context.target.seed + 1000 * tokens + number)
-        x = (torch.randn(tokens, b.hidden, generator=rng) * (_SPREAD / b.hidden**0.5)).bfloat16()
-        return {"x": x.to(b.device)} | routed(b, tokens, rng)
+        """All ranks get the same."""
+        return moe_inputs(self.bench, tokens, number)
 
     def padded(self, inputs: Inputs, used: int) -> list[Padded]:
         """NaN in the pad rows, which are routed like others; in eager zeros."""
@@ -195,6 +186,22 @@ class MoeGraphBench(GraphBench):
             return inputs | {"x": x}
 
         return [Padded("NaN", filled(torch.nan), filled(0.0))]
+
+
+def moe_shapes(b: Bench, tokens: int) -> Shapes:
+    return [
+        ((tokens, b.hidden), torch.bfloat16),
+        ((tokens, b.slots), torch.int32),
+        ((tokens, b.slots), torch.float32),
+        ((tokens, b.hidden), getattr(torch, b.can.output)),
+    ]
+
+
+def moe_inputs(b: Bench, tokens: int, number: int) -> Inputs:
+    """Other tokens, routes and weights for every number."""
+    rng = torch.Generator().manual_seed(b.context.target.seed + 1000 * tokens + number)
+    x = (torch.randn(tokens, b.hidden, generator=rng) * (_SPREAD / b.hidden**0.5)).bfloat16()
+    return {"x": x.to(b.device)} | routed(b, tokens, rng)
 
 
 def routed(b: Bench, tokens: int, rng: torch.Generator) -> Inputs:

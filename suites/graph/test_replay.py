@@ -155,6 +155,6 @@ def lengths(stack: Stack, context: Context) -> Evidence:
                 asked = bench.sized(given, window, entries)
                 got = bench.replayed(graph, held, asked)
                 bench.compare(rank, f"lengths: {words}", got, bench.eager(layer, asked))
-                elsewhere = bench.replayed(graph, held, bench.moved(asked, rank))
+                elsewhere = bench.replayed(graph, held, bench.moved(asked))
                 bench.compare(rank, f"lengths: {words}, in other pages", elsewhere, got, "pages are read that it left")
     return bench.evidence(f"lengths of {tokens} requests, and the pages that they are in, may change between replays")

@@ -61,8 +61,8 @@ def test_words_of_failures(fault, claim, words):
 
 
 def test_every_claim_is_named_by_a_fault():
-    named = {claim for fault in FAULTS.values() if fault.graph for claim in fault.claims}
-    assert named == set(CLAIMS)
+    named = {claim for fault in FAULTS.values() for claim in fault.claims}
+    assert named >= {claim.id for claim in catalogue.claims().values() if claim.layer == "graph"}
 
 
 def test_a_stack_without_graphs():
