@@ -66,7 +66,7 @@ class AttentionGraphBench(GraphBench):
         found = {"q": q.bfloat16(), "sinks": sinks}
         for name, (columns, stored, page) in self.caches.items():
             lengths = torch.randint(0, columns + 1, (tokens,), generator=rng, dtype=torch.int32)
-            lengths[number % tokens] = columns if tokens == 1 else 0
+            lengths[-1 - number % tokens] = columns if tokens == 1 else 0
             found |= {
                 name: self._pages(stored, page, rng),
                 f"{name}_slots": torch.rand(tokens, stored, generator=rng).topk(columns).indices,

@@ -118,12 +118,14 @@ def _traced(found: _Found) -> None:
     for op in found.ops:
         torch._dynamo.reset()
         try:
-            breaks = torch._dynamo.explain(op.call)(*op.arguments(op.batches[0], 0)).graph_break_count
+            told = torch._dynamo.explain(op.call)(*op.arguments(op.batches[0], 0))
         except Exception as error:
             found.find(op, "Dynamo", "a graph", f"{type(error).__name__}: {error}", "it cannot be traced")
             continue
-        if breaks:
-            found.find(op, "Dynamo", "0 graph breaks", f"{breaks}", "the compiled model leaves the graph in its midst")
+        if breaks := max(told.graph_break_count, len(told.break_reasons)):  # the count is of graphs, less one
+            words = told.break_reasons[0].reason if told.break_reasons else "no reason is told"
+            meaning = f"the compiled model leaves the graph in its midst: {' '.join(words.split())[:200]}"
+            found.find(op, "Dynamo", "0 graph breaks", str(breaks), meaning)
         torch._dynamo.reset()
         whole = torch.compile(op.call, fullgraph=True, backend="aot_eager", dynamic=True)
         for batch in op.batches:

@@ -46,7 +46,7 @@ def test_silent_on_the_clean_stack(claim, arithmetic):
         ("graph-stale-output", "steady", "NaN: never written"),
         ("graph-number-read", "capture", "host sync: _local_scalar_dense"),
         ("graph-list-made", "capture", "copy from host memory"),
-        ("graph-pad-rows-leak", "sizes", r"3 tokens in a graph of 4, token 0, output 0: NaN"),
+        ("graph-pad-rows-leak", "sizes", r"3 tokens in a graph of 4, pad rows NaN, token 0, output 0: NaN"),
         ("graph-pool-input", "pool", "another graph of the pool wrote there"),
         ("graph-takes-memory", "memory", "2560 bytes"),
         ("graph-warm-up-behind", "canaries", "64 written"),
@@ -67,7 +67,7 @@ def test_every_claim_is_named_by_a_fault():
 
 def test_a_stack_without_graphs():
     stack, context = _context()
-    context._open_graphs = None
+    context._open_graphs["graph"] = None
     status, reason, _ = evaluate(catalogue.get("graph.moe.fresh"), stack, context)
     assert status is Status.NOT_SUPPORTED and "captures no graphs" in reason
 
