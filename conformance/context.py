@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.model_protocol import ModelLoader
+    from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.prepare_protocol import Preparation
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
     from conformance.stacks.selection_protocol import Selection
@@ -198,7 +199,8 @@ class Context:
     `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
     themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
     `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
-    `graphs` opens what captures the MoE kernel.
+    `graphs` opens what captures the MoE kernel, `attention_graphs` attention decode, `layer_graphs` a decoder layer;
+    `custom_ops` lists the stack's own operators.
     `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu`, `linear` and `attention` open the stack's.
     `e2e` gives what engines answered.
     `attention_calls` tells what would be called of attention kernels on other GPUs.
@@ -229,6 +231,9 @@ class Context:
         linear: Callable[[], QuantLinear] | None = None,
         attention: Callable[[], AttentionKernel] | None = None,
         attention_calls: AttentionCalls | None = None,
+        attention_graphs: Callable[[], GraphRunner] | None = None,
+        layer_graphs: Callable[[], GraphRunner] | None = None,
+        custom_ops: Callable[[], list[CustomOp]] | None = None,
     ):
         self.target = target
         self.files = files
@@ -246,7 +251,8 @@ class Context:
         self.fault = fault
         self.moe_calls = moe_calls
         self.attention_calls = attention_calls
-        self._open_graphs = graphs
+        self._open_graphs = {"graph": graphs, "attention_graph": attention_graphs, "layer_graph": layer_graphs}
+        self._list_ops = custom_ops
         self._open_compiler = compiler
         self._open_e2e = e2e
         self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
@@ -388,13 +394,21 @@ class Context:
             self._moe = self._open_moe()
         return self._moe
 
-    @property
-    def graphs(self) -> GraphRunner:
-        """Raises NotSupported where the stack captures nothing for this harness."""
-        if self._open_graphs is None:
-            raise NotSupported("the stack captures no graphs for this harness (no `graph()`)")
-        runner: GraphRunner = self.once("graphs", self._open_graphs)
+    def graphs(self, name: str = "graph") -> GraphRunner:
+        """`graph`, `attention_graph` or `layer_graph`. Raises NotSupported where the stack captures none of it for this
+        harness."""
+        opener = self._open_graphs[name]
+        if opener is None:
+            raise NotSupported(f"the stack captures no graphs of that for this harness (no `{name}()`)")
+        runner: GraphRunner = self.once(f"graphs {name}", opener)
         return runner
+
+    @property
+    def custom_ops(self) -> list[CustomOp]:
+        """Raises NotSupported where the stack shows no operators of its own."""
+        if self._list_ops is None:
+            raise NotSupported("the stack offers no custom operators to this harness (no `custom_ops()`)")
+        return self._list_ops()
 
     @property
     def attention(self) -> AttentionKernel:

@@ -12,12 +12,15 @@ from conformance.faults import (
     compiled,
     files,
     graph,
+    graph_attention,
     guard,
     history,
+    jit,
     loader,
     model,
     moe,
     narrow,
+    ops,
     plan,
     prepare,
     quant_catalogue,
@@ -29,6 +32,7 @@ from conformance.faults.files import FilesFault
 from conformance.faults.graphs import GraphFault
 from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
+from conformance.faults.ops import OpFault
 from conformance.faults.prepare import PrepareFault
 from conformance.faults.quant_seam import QuantFault
 from conformance.faults.seams import GuardFault, LoaderFault
@@ -52,6 +56,7 @@ class Fault(NamedTuple):
     model: ModelFault | None = None
     moe: MoeFault | None = None
     graph: GraphFault | None = None
+    op: OpFault | None = None
     files: FilesFault | None = None
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
@@ -82,6 +87,10 @@ def _graph(*names: str) -> tuple[str, ...]:
 
 def _e2e(*names: str) -> tuple[str, ...]:
     return tuple(f"e2e.{name}" for name in names)
+
+
+def _graph_attention(*names: str) -> tuple[str, ...]:
+    return tuple(f"graph.attention.{name}" for name in names)
 
 
 def _all(tensors: str, *kinds: str) -> tuple[str, ...]:
@@ -1232,6 +1241,172 @@ _WRITTEN = (
         graph=graph.rank2_skipped,
     ),
     Fault("graph-warm-up-zeroes", "warm-up zeroes its caller's input", _graph("canaries"), graph=graph.warm_up_zeroes),
+    *(
+        Fault(
+            f"graph-attention-frozen-{name.replace('_', '-')}",
+            f"the graph of attention reads the {name.replace('_', ' ')} that it was captured with",
+            _graph_attention("fresh", "inputs", *more),
+            "vLLM #52308",
+            graph=graph_attention.frozen[name],
+        )
+        for name, more in {
+            "q": (),
+            "sinks": (),
+            "window": (),
+            "window_slots": ("lengths",),
+            "window_lengths": ("lengths",),
+            "entries": (),
+            "entries_slots": ("lengths",),
+            "entries_lengths": ("lengths",),
+        }.items()
+    ),
+    Fault(
+        "graph-attention-length-read",
+        "Python reads the longest length and cuts the block table at it",
+        _graph_attention("capture", "fresh", "lengths"),
+        graph=graph_attention.length_read,
+    ),
+    Fault(
+        "graph-attention-longest-of-capture",
+        "no request sees more tokens than the longest did at first",
+        _graph_attention("fresh", "lengths"),
+        graph=graph_attention.longest_of_capture,
+    ),
+    Fault(
+        "graph-attention-pages-left",
+        "a request is read from the pages that it had at first",
+        _graph_attention("fresh", "inputs", "lengths"),
+        graph=graph_attention.pages_left,
+    ),
+    Fault(
+        "graph-attention-empty-nan",
+        "a request of length 0 gives NaN in a replay",
+        _graph_attention("lengths"),
+        "vLLM #38436",
+        graph=graph_attention.empty_nan,
+    ),
+    Fault(
+        "graph-attention-tile-spread",
+        "NaN in a pad row's queries spoils the rows beside it",
+        _graph_attention("sizes"),
+        "vLLM #38436",
+        graph=graph_attention.tile_spread,
+    ),
+    Fault(
+        "graph-attention-stale-rows",
+        "what an earlier batch left in pad rows shifts a real row",
+        _graph_attention("sizes"),
+        "FlashInfer #3057",
+        graph=graph_attention.stale_rows,
+    ),
+    Fault(
+        "graph-attention-counters-kept",
+        "a counter of splits is not reset: every third replay is off",
+        _graph_attention("fresh", "steady"),
+        graph=graph_attention.counters_kept,
+    ),
+    Fault(
+        "graph-attention-pool-output",
+        "partial results lie over another graph's output",
+        _graph_attention("pool"),
+        graph=graph_attention.workspace_shared,
+    ),
+    Fault(
+        "graph-attention-pool-cache",
+        "scratch memory lies over another graph's cache",
+        _graph_attention("pool"),
+        graph=graph_attention.cache_scratched,
+    ),
+    Fault(
+        "graph-attention-reads-freed",
+        "the plan of splits lies in memory that was freed after capture",
+        _graph_attention("memory"),
+        graph=graph_attention.reads_freed,
+    ),
+    Fault(
+        "graph-attention-takes-memory",
+        "each replay keeps 512 bytes",
+        _graph_attention("memory"),
+        graph=graph_attention.takes_memory,
+    ),
+    Fault(
+        "graph-attention-warm-up-behind",
+        "warm-up zeroes what follows the output",
+        _graph_attention("canaries"),
+        graph=graph_attention.behind_output,
+    ),
+    Fault(
+        "graph-attention-sinks-consumed",
+        "sinks are turned to base two in place, again with each call",
+        _graph_attention("canaries"),
+        graph=graph_attention.sinks_consumed,
+    ),
+    Fault(
+        "graph-attention-warm-up-zeroes",
+        "warm-up zeroes a page of the cache",
+        _graph_attention("canaries"),
+        graph=graph_attention.zeroes_cache,
+    ),
+    Fault(
+        "graph-layer-frozen-lengths",
+        "the layer's graph attends to as many tokens as at capture",
+        ("graph.layer.fresh", "graph.layer.inputs"),
+        "vLLM #52308",
+        graph=graph_attention.frozen["window_lengths"],
+    ),
+    Fault(
+        "graph-layer-frozen-positions",
+        "the layer's output projection rotates back by the positions of capture",
+        ("graph.layer.fresh", "graph.layer.inputs"),
+        "vLLM #52308",
+        graph=graph_attention.frozen_positions,
+    ),
+    Fault(
+        "graph-layer-frozen-routes",
+        "the layer's experts are those of capture",
+        ("graph.layer.fresh", "graph.layer.inputs"),
+        "vLLM #52308",
+        graph=graph_attention.frozen_routes,
+    ),
+    Fault(
+        "jit-first-size",
+        "the batch size of the first call is compiled in",
+        ("graph.jit.shapes",),
+        moe=jit.first_size,
+    ),
+    Fault(
+        "jit-larger-left",
+        "a small batch after a larger one runs with that one's settings",
+        ("graph.jit.shapes",),
+        moe=jit.larger_left,
+    ),
+    Fault(
+        "jit-first-address",
+        "a descriptor is bound to the first call's memory",
+        ("graph.jit.memory",),
+        moe=jit.first_address,
+    ),
+    Fault(
+        "jit-first-clobbers",
+        "the first call zeroes what follows its output",
+        ("graph.jit.memory",),
+        moe=jit.first_clobbers,
+    ),
+    Fault("op-fake-shape", "the fake announces twice the columns", ("graph.op.fake",), op=ops.fake_shape),
+    Fault("op-fake-dtype", "the fake announces another dtype", ("graph.op.fake",), op=ops.fake_dtype),
+    Fault("op-fake-stride", "the fake announces other strides", ("graph.op.fake",), op=ops.fake_stride),
+    Fault("op-fake-batch", "the fake announces 8 rows, whatever comes", ("graph.op.fake",), op=ops.fake_batch),
+    Fault(
+        "op-returns-input",
+        "the result is a view of the input",
+        ("graph.op.schema", "graph.op.alias"),
+        "vLLM #52308",
+        op=ops.returns_input,
+    ),
+    Fault("op-returns-buffer", "results lie in one buffer", ("graph.op.alias",), op=ops.returns_buffer),
+    Fault("op-mutates-input", "an input is halved, undeclared", ("graph.op.schema",), op=ops.mutates_input),
+    Fault("op-graph-break", "Python round the operator breaks the graph", ("graph.op.compile",), op=ops.graph_break),
+    Fault("op-branching", "Python branches on a number of the result", ("graph.op.compile",), op=ops.branching),
     *(
         Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
         for row in quant_catalogue.ROWS

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conformance.stacks.graph_protocol import Buffers, Captured, GraphedLayer, GraphRunner
+from conformance.stacks.graph_protocol import Captured, GraphedLayer, GraphRunner
 
 if TYPE_CHECKING:
     import torch
 
-    from conformance.stacks.protocols import MoeRequest
-
-Step = Callable[[Buffers], None]
+#: Buffers are any NamedTuple of graph_protocol.
+Step = Callable[[Any], None]
 
 
 class Replay(NamedTuple):
@@ -21,9 +20,9 @@ class Replay(NamedTuple):
     notes, for later replays."""
 
     inner: Callable[[], None]
-    buffers: Buffers
+    buffers: Any
     number: int
-    others: list[Buffers]
+    others: list[Any]
     disturbed: bool
     kept: dict[str, torch.Tensor]
 
@@ -34,8 +33,8 @@ class GraphFault(NamedTuple):
     bytes of memory that each replay keeps. `rank`: the only one that is hit."""
 
     step: Callable[[Step], Step] | None = None
-    bound: Callable[[Buffers], Buffers] | None = None
-    warmed: Callable[[Buffers], None] | None = None
+    bound: Callable[[Any], Any] | None = None
+    warmed: Callable[[Any], None] | None = None
     replay: Callable[[Replay], None] | None = None
     takes: int = 0
     rank: int | None = None
@@ -46,7 +45,7 @@ class FaultyGraphs:
         self._inner, self._fault = inner, fault
         self.sizes, self.words = inner.sizes, inner.words
 
-    def open(self, request: MoeRequest) -> GraphedLayer:
+    def open(self, request: Any) -> GraphedLayer:
         layer = self._inner.open(request)
         if self._fault.rank not in (None, request.rank):
             return layer
@@ -60,7 +59,7 @@ class _FaultyLayer:
         self._inner, self._fault = inner, fault
         self.kept = 0
         self.disturbed = False
-        self._pools: dict[int, list[Buffers]] = {}
+        self._pools: dict[int, list[Any]] = {}
 
     @property
     def step(self) -> Step:
@@ -71,10 +70,10 @@ class _FaultyLayer:
     def step(self, step: Step) -> None:
         self._inner.step = step
 
-    def eager(self, buffers: Buffers) -> None:
+    def eager(self, buffers: Any) -> None:
         self._inner.eager(buffers)
 
-    def warm_up(self, buffers: Buffers) -> None:
+    def warm_up(self, buffers: Any) -> None:
         self._inner.warm_up(buffers)
         if self._fault.warmed:
             self._fault.warmed(buffers)
@@ -82,7 +81,7 @@ class _FaultyLayer:
     def pool(self) -> Any:
         return self._inner.pool()
 
-    def capture(self, buffers: Buffers, pool: Any = None) -> Captured:
+    def capture(self, buffers: Any, pool: Any = None) -> Captured:
         bound = self._fault.bound(buffers) if self._fault.bound else buffers
         self.disturbed = False
         members = [] if pool is None else self._pools.setdefault(id(pool), [])
@@ -102,9 +101,7 @@ class _FaultyLayer:
 
 
 class _FaultyGraph:
-    def __init__(
-        self, inner: Captured, fault: GraphFault, layer: _FaultyLayer, buffers: Buffers, others: list[Buffers]
-    ):
+    def __init__(self, inner: Captured, fault: GraphFault, layer: _FaultyLayer, buffers: Any, others: list[Any]):
         self._inner, self._fault, self._layer = inner, fault, layer
         self._buffers, self._others = buffers, others
         self._number = 0

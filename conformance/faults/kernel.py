@@ -32,7 +32,8 @@ class Activation(Protocol):
 
 
 class Run(NamedTuple):
-    """One call of the kernel. `inner` runs the clean kernel; `number` counts a layer's calls from 0."""
+    """One call of the kernel. `inner` runs the clean kernel; `number` counts a layer's calls from 0, `kept` is
+    the layer's notes for later ones."""
 
     inner: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     request: MoeRequest
@@ -42,6 +43,7 @@ class Run(NamedTuple):
     weights: torch.Tensor
     out: torch.Tensor
     tactic: int | None = None
+    kept: dict[str, torch.Tensor] = {}  # noqa: RUF012
 
 
 class MoeFault(NamedTuple):
@@ -128,6 +130,7 @@ class _FaultyLayer:
     def __init__(self, inner: MoeLayer, fault: MoeFault, request: MoeRequest):
         self._inner, self._fault, self._request = inner, fault, request
         self._calls = 0
+        self._kept: dict[str, torch.Tensor] = {}
 
     def run(
         self,
@@ -141,7 +144,7 @@ class _FaultyLayer:
             self._inner.run(x, ids, weights, out, tactic)
 
         if self._fault.run and self._fault.rank in (None, self._request.rank):
-            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out, tactic))
+            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out, tactic, self._kept))
         else:
             inner(x, ids, weights, out)
         self._calls += 1

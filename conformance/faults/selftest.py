@@ -22,9 +22,10 @@ from conformance.faults.attention_seam import FaultyAttention, FaultyAttentionCa
 from conformance.faults.catalogue import FAULTS, Fault
 from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.engines import needed
-from conformance.faults.graphs import FaultyGraphs
+from conformance.faults.graphs import FaultyGraphs, GraphFault
 from conformance.faults.kernel import FaultyCalls, FaultyMoe
 from conformance.faults.models import FaultyModelLoader
+from conformance.faults.ops import planted
 from conformance.faults.prepare import FaultyPreparation, FaultySelection
 from conformance.faults.quant_seam import QuantFault
 from conformance.faults.remembered import RememberedPlanner
@@ -37,8 +38,11 @@ from conformance.world.ranks import Worlds
 from references import plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conformance.e2e.measured import Measured
     from conformance.provenance.loaded import LoadedMaps
+    from conformance.stacks.graph_protocol import GraphRunner
 
 Statuses = dict[str, tuple[Status, str]]
 
@@ -271,10 +275,13 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     if fault and fault.selection and selection:
         honest, changed = selection, fault.selection
         selection = lambda: FaultySelection(honest(), changed)  # noqa: E731
-    graphs = getattr(stack, "graph", None)
-    if fault and fault.graph and graphs:
-        clean_graphs, graph_fault = graphs, fault.graph
-        graphs = lambda: FaultyGraphs(clean_graphs(), graph_fault)  # noqa: E731
+    graphs = {name: getattr(stack, name, None) for name in ("graph", "attention_graph", "layer_graph")}
+    if fault and fault.graph:
+        graphs = {name: _planted_graphs(opener, fault.graph) for name, opener in graphs.items()}
+    operators = getattr(stack, "custom_ops", None)
+    if fault and fault.op and operators:
+        clean_operators, op_fault = operators, fault.op
+        operators = lambda: [planted(op, op_fault) for op in clean_operators()]  # noqa: E731
     quant = (fault and fault.quant) or QuantFault()
     kernels, attention_calls = getattr(stack, "attention", None), getattr(stack, "attention_calls", None)
     if fault and fault.attention and fault.attention.call and attention_calls:
@@ -300,7 +307,10 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         preparation=preparation,
         selection=selection,
         loader_only=bool(fault and fault.moe and fault.moe.loader),
-        graphs=graphs,
+        graphs=graphs["graph"],
+        attention_graphs=graphs["attention_graph"],
+        layer_graphs=graphs["layer_graph"],
+        custom_ops=operators,
         compiler=compiler,
         quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
         gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
@@ -334,6 +344,10 @@ def _e2e(stack: Stack, target: Target, chosen: list[Fault]) -> tuple[Target, Mea
     folder = opening.small() if stack.name == "reference" else opening.plain()
     found = msgspec.structs.replace(target, model=str(folder), sizes=(2, 3))
     return found, opening.measured(stack, found, parts=needed(c for f in chosen if f.engine for c in f.claims))
+
+
+def _planted_graphs(opener: Callable[[], GraphRunner] | None, fault: GraphFault) -> Callable[[], GraphRunner] | None:
+    return opener and (lambda: FaultyGraphs(opener(), fault))
 
 
 def _fed(stack: Stack, source: Context) -> LoadedMaps:

@@ -1,46 +1,68 @@
-"""CUDA graphs of a MoE kernel whose `run` may be captured: for stacks that run in the harness's own process."""
+"""CUDA graphs of kernels whose calls may be captured: for stacks that run in the harness's own process."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conformance.errors import StackCrashed, StackError, StackRefused
-from conformance.stacks.graph_protocol import Buffers
-from conformance.stacks.protocols import MoeKernel, MoeLayer, MoeRequest
+from conformance.stacks.attention_protocol import AttendCall
+from conformance.stacks.graph_protocol import AttendRequest, Buffers
+from conformance.stacks.graphed_calls import attend_call
+from conformance.stacks.protocols import MoeKernel, MoeRequest
 
 _WARM_UPS = 3
 _DISTURBING_BYTES = 1 << 28
 
 
+WORDS = f"CUDA graphs of torch {torch.__version__}, captured on a side stream after {_WARM_UPS} warm-ups"
+
+
 class CudaGraphs:
-    """See graph_protocol.GraphRunner."""
+    """Of a MoE kernel: see graph_protocol.GraphRunner."""
+
+    words = WORDS
 
     def __init__(self, kernel: MoeKernel, sizes: tuple[int, ...]):
         self._kernel, self.sizes = kernel, sizes
-        self.words = f"CUDA graphs of torch {torch.__version__}, captured on a side stream after {_WARM_UPS} warm-ups"
 
     def open(self, request: MoeRequest) -> CudaGraphedLayer:
-        return CudaGraphedLayer(self._kernel.open(request), self._kernel.capabilities().pins_tactics)
+        layer = self._kernel.open(request)
+        tactic = 0 if self._kernel.capabilities().pins_tactics and layer.tactics() else None
+
+        def run(buffers: Buffers) -> None:
+            layer.run(*buffers, tactic)
+
+        return CudaGraphedLayer(run, layer.close)
+
+
+class CudaAttentionGraphs:
+    """Of attention decode, by an AttentionKernel's `attend`: see graph_protocol.GraphRunner."""
+
+    words = WORDS
+
+    def __init__(self, attend: Callable[[AttendCall, torch.Tensor], None], sizes: tuple[int, ...]):
+        self._attend, self.sizes = attend, sizes
+
+    def open(self, request: AttendRequest) -> CudaGraphedLayer:
+        return CudaGraphedLayer(lambda buffers: self._attend(*attend_call(request, buffers)))
 
 
 class CudaGraphedLayer:
-    def __init__(self, layer: MoeLayer, pins: bool):
-        self._layer = layer
-        self._tactic = 0 if pins and layer.tactics() else None
+    def __init__(self, run: Callable[[Any], None], close: Callable[[], None] = lambda: None):
+        """`run` is the call; it must not wait for the device while that captures."""
+        self._close = close
         self._stream = torch.cuda.Stream()
-        self.step = self._run
+        self.step = run
 
-    def _run(self, buffers: Buffers) -> None:
-        self._layer.run(*buffers, self._tactic)
-
-    def eager(self, buffers: Buffers) -> None:
+    def eager(self, buffers: Any) -> None:
         self.step(buffers)
         torch.cuda.synchronize()
 
-    def warm_up(self, buffers: Buffers) -> None:
+    def warm_up(self, buffers: Any) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
@@ -51,7 +73,7 @@ class CudaGraphedLayer:
     def pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
-    def capture(self, buffers: Buffers, pool: Any = None) -> CudaCaptured:
+    def capture(self, buffers: Any, pool: Any = None) -> CudaCaptured:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -60,7 +82,7 @@ class CudaGraphedLayer:
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize()
             words = " ".join(str(error).split())[:400]
-            raise StackRefused(f"the call of {len(buffers.x)} tokens cannot be captured: {words}") from error
+            raise StackRefused(f"the call of {len(buffers[0])} tokens cannot be captured: {words}") from error
         return CudaCaptured(graph)
 
     def held(self) -> int:
@@ -75,7 +97,7 @@ class CudaGraphedLayer:
             del blocks
 
     def close(self) -> None:
-        self._layer.close()
+        self._close()
 
 
 class CudaCaptured:

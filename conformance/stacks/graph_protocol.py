@@ -1,7 +1,9 @@
 """Layer `graph`: a stack's call captured once and replayed over static buffers.
 
-A stack that captures its MoE kernel offers a GraphRunner as `graph()`. The check owns the buffers, so that it can
-poison them, put canaries round them, and refill them between replays.
+A stack that captures its MoE kernel offers a GraphRunner as `graph()`, of its attention decode one as
+`attention_graph()`, of a decoder layer one as `layer_graph()`. The check owns the buffers, so that it can poison them,
+put canaries round them, and refill them between replays. Buffers are a NamedTuple: its first field has a row for each
+token, its last is `out`, which alone is written.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from conformance.stacks.attention_protocol import OutputRequest
     from conformance.stacks.protocols import MoeRequest
 
 
@@ -21,6 +24,60 @@ class Buffers(NamedTuple):
     ids: torch.Tensor
     weights: torch.Tensor
     out: torch.Tensor
+
+
+class AttendBuffers(NamedTuple):
+    """One decode call over two paged caches; see attention_protocol.AttendCall for the shapes and what they hold.
+
+    q (T, P, D) bfloat16, sinks (P,) float32; `window` and `entries` (pages, bytes of a page) uint8, their slots (T, K)
+    and how many of each row count, (T,) int32: the slots behind are stale. out (T, P, D) bfloat16.
+    """
+
+    q: torch.Tensor
+    sinks: torch.Tensor
+    window: torch.Tensor
+    window_slots: torch.Tensor
+    window_lengths: torch.Tensor
+    entries: torch.Tensor
+    entries_slots: torch.Tensor
+    entries_lengths: torch.Tensor
+    out: torch.Tensor
+
+
+class LayerBuffers(NamedTuple):
+    """AttendBuffers without its output, then positions (T,) int64 for the output projection, ids and weights (T, k) for
+    the routed experts, whose tokens are the projection's output; out (T, H)."""
+
+    q: torch.Tensor
+    sinks: torch.Tensor
+    window: torch.Tensor
+    window_slots: torch.Tensor
+    window_lengths: torch.Tensor
+    entries: torch.Tensor
+    entries_slots: torch.Tensor
+    entries_lengths: torch.Tensor
+    positions: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    out: torch.Tensor
+
+
+class AttendRequest(NamedTuple):
+    """What of a decode call is no buffer: D^-0.5, and how many tokens (entries) a page of each cache holds."""
+
+    rank: int
+    scale: float
+    window_tokens: int
+    entries_tokens: int
+
+
+class LayerRequest(NamedTuple):
+    """Attention decode, its output projection, and the routed experts on what that gives."""
+
+    rank: int
+    attend: AttendRequest
+    output: OutputRequest
+    moe: MoeRequest
 
 
 class Captured(Protocol):
@@ -36,22 +93,23 @@ class Captured(Protocol):
 
 
 class GraphedLayer(Protocol):
-    """Prepared weights of one rank. `step` is what is captured and what `eager` calls; a planted fault may replace it.
+    """One rank's call, its weights prepared. `step` is what is captured and what `eager` calls; a planted fault may
+    replace it.
 
     Tactics are pinned where the kernel pins any.
     """
 
     step: Any
 
-    def eager(self, buffers: Buffers) -> None: ...
+    def eager(self, buffers: Any) -> None: ...
 
-    def warm_up(self, buffers: Buffers) -> None:
+    def warm_up(self, buffers: Any) -> None:
         """What the stack does before it captures these buffers."""
 
     def pool(self) -> Any:
         """Memory that several graphs may share."""
 
-    def capture(self, buffers: Buffers, pool: Any = None) -> Captured:
+    def capture(self, buffers: Any, pool: Any = None) -> Captured:
         """On a side stream where there are streams. Raises StackRefused where it cannot be captured, with the words."""
 
     def held(self) -> int:
@@ -64,10 +122,14 @@ class GraphedLayer(Protocol):
 
 
 class GraphRunner(Protocol):
-    """`sizes`: the batch sizes that the stack captures, ascending. `words`: how graphs are made here."""
+    """`sizes`: the batch sizes that the stack captures, ascending. `words`: how graphs are made here.
+
+    `graph()` is opened with a MoeRequest, `attention_graph()` with an AttendRequest, `layer_graph()` with a
+    LayerRequest.
+    """
 
     sizes: tuple[int, ...]
     words: str
 
-    def open(self, request: MoeRequest) -> GraphedLayer:
+    def open(self, request: Any) -> GraphedLayer:
         """Raises StackRefused, NotSupported, AdapterError, StackCrashed."""

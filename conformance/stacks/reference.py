@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
     from conformance.geometry import Geometry
     from conformance.stacks.attention_calls_protocol import CallRequest
+    from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_engine import ReferenceEngine
     from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
-    from conformance.stacks.reference_graphs import ReferenceGraphs
+    from conformance.stacks.reference_graphs import ReferenceAttentionGraphs, ReferenceGraphs, ReferenceLayerGraphs
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
@@ -122,6 +123,21 @@ class ReferenceStack:
         from conformance.stacks.reference_graphs import ReferenceGraphs
 
         return ReferenceGraphs(self._arithmetic)
+
+    def attention_graph(self) -> ReferenceAttentionGraphs:
+        from conformance.stacks.reference_graphs import ReferenceAttentionGraphs
+
+        return ReferenceAttentionGraphs(self.attention())
+
+    def layer_graph(self) -> ReferenceLayerGraphs:
+        from conformance.stacks.reference_graphs import ReferenceLayerGraphs
+
+        return ReferenceLayerGraphs(self.attention(), self._arithmetic)
+
+    def custom_ops(self) -> list[CustomOp]:
+        from conformance.stacks.reference_ops import listed
+
+        return listed()
 
     def compiler(self) -> ReferenceCompiler:
         from conformance.stacks.reference_compiler import ReferenceCompiler

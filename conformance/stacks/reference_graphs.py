@@ -15,11 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from conformance.stacks import reference_numerics as numerics
-from conformance.stacks.graph_protocol import Buffers
+from conformance.stacks.attention_protocol import AttentionKernel
+from conformance.stacks.graph_protocol import AttendBuffers, AttendRequest, Buffers, LayerBuffers, LayerRequest
+from conformance.stacks.graphed_calls import attend_call
 from conformance.stacks.protocols import LoadedWeights, MoeRequest
 from conformance.stacks.reference_moe import swiglu, swiglu_in_steps
 
 _SIZES = (1, 2, 4, 8)
+#: Attention is slower here.
+_ATTENTION_SIZES = (1, 4)
+_WORDS = "graphs simulated on a CPU: operations recorded once, repeated over the same memory"
 #: Operations whose result, or its shape, Python needs.
 _SYNCS = ("_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "equal")
 #: torch.distributed's own operations: they work in place, though their schemas do not say so, and are waited for.
@@ -31,24 +36,89 @@ class ReferenceGraphs:
     """See graph_protocol.GraphRunner."""
 
     sizes = _SIZES
-    words = "graphs simulated on a CPU: operations recorded once, repeated over the same memory"
+    words = _WORDS
 
     def __init__(self, scheme: str):
         self._scheme = scheme
 
     def open(self, request: MoeRequest) -> ReferenceGraphedLayer:
-        return ReferenceGraphedLayer(request, self._scheme)
+        return ReferenceGraphedLayer(_Experts(request, self._scheme))
+
+
+class ReferenceAttentionGraphs:
+    """Of attention decode."""
+
+    sizes = _ATTENTION_SIZES
+    words = _WORDS
+
+    def __init__(self, kernel: AttentionKernel):
+        self._kernel = kernel
+
+    def open(self, request: AttendRequest) -> ReferenceGraphedLayer:
+        return ReferenceGraphedLayer(lambda buffers: self._kernel.attend(*attend_call(request, buffers)))
+
+
+class ReferenceLayerGraphs:
+    """Of attention decode, its output projection and the routed experts, one after the other."""
+
+    sizes = _ATTENTION_SIZES
+    words = _WORDS
+
+    def __init__(self, kernel: AttentionKernel, scheme: str):
+        self._kernel, self._scheme = kernel, scheme
+
+    def open(self, request: LayerRequest) -> ReferenceGraphedLayer:
+        project, experts = self._kernel.output(request.output), _Experts(request.moe, self._scheme)
+
+        def step(b: LayerBuffers) -> None:
+            attended, x = torch.empty_like(b.q), torch.empty_like(b.out)
+            self._kernel.attend(*attend_call(request.attend, AttendBuffers(*b[:8], attended)))
+            project.run(attended, b.positions, x)
+            experts(Buffers(x, b.ids, b.weights, b.out))
+
+        return ReferenceGraphedLayer(step)
 
 
 class ReferenceGraphedLayer:
+    def __init__(self, step: Any):
+        self.step = step
+
+    def eager(self, buffers: Any) -> None:
+        self.step(buffers)
+
+    def warm_up(self, buffers: Any) -> None:
+        self.step(buffers)
+
+    def pool(self) -> list[Any]:
+        return []
+
+    def capture(self, buffers: Any, pool: list[Any] | None = None) -> _Recorded:
+        recorded = _Recorded()
+        with recorded:
+            self.step(buffers)
+        if pool is not None:
+            pool.append(recorded)
+        return recorded
+
+    def held(self) -> int:
+        return 0
+
+    def disturb(self) -> None:
+        for size in range(9, 20):
+            torch.full((1 << size,), 255, dtype=torch.uint8)
+
+    def close(self) -> None:
+        self.step = None
+
+
+class _Experts:
     """Every expert on every token, so that no branch looks at the routes; then each slot takes its own."""
 
     def __init__(self, request: MoeRequest, scheme: str):
         self._request, self._scheme = request, scheme
         self._experts = [_decoded(request.weights, expert) for expert in range(request.experts)]
-        self.step: Any = self._run
 
-    def _run(self, buffers: Buffers) -> None:
+    def __call__(self, buffers: Buffers) -> None:
         r, steps = self._request, self._scheme == "bf16_steps"
         x = buffers.x.float()
         x = torch.nn.functional.pad(x, (0, self._experts[0][0].shape[1] - x.shape[1]))
@@ -71,33 +141,6 @@ class ReferenceGraphedLayer:
                 more = total + weight * own
             total = torch.where(ids >= 0, more, total)
         buffers.out.copy_(total[:, : buffers.out.shape[1]])
-
-    def eager(self, buffers: Buffers) -> None:
-        self.step(buffers)
-
-    def warm_up(self, buffers: Buffers) -> None:
-        self.step(buffers)
-
-    def pool(self) -> list[Any]:
-        return []
-
-    def capture(self, buffers: Buffers, pool: list[Any] | None = None) -> _Recorded:
-        recorded = _Recorded()
-        with recorded:
-            self.step(buffers)
-        if pool is not None:
-            pool.append(recorded)
-        return recorded
-
-    def held(self) -> int:
-        return 0
-
-    def disturb(self) -> None:
-        for size in range(9, 20):
-            torch.full((1 << size,), 255, dtype=torch.uint8)
-
-    def close(self) -> None:
-        self._experts = []
 
 
 def _decoded(weights: LoadedWeights, expert: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,109 +1,93 @@
-"""What every graph check does: buffers with canaries round them, fresh inputs, poison, a graph beside eager."""
+"""What every graph check does: fresh inputs, poison, a graph beside eager. Each subject has a bench of its own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from conformance.context import Context
 from conformance.result import Evidence, Finding
 from conformance.stacks.graph_protocol import Buffers, Captured, GraphedLayer
+from suites.graph import memory
+from suites.graph.memory import Held, Inputs, Shapes
 from suites.moe import random_batch
 from suites.moe.bench import Bench
 from suites.moe.test_repeat import same
 
-_CANARY = 0xA5
-_GAP = 256
 _SPREAD = 32.0  # as in the MoE layer's random batches
 _MOST = 12
 
 
-class Inputs(NamedTuple):
-    """Values for the buffers: x (M, H) bfloat16, ids (M, k) int32, weights (M, k) float32."""
+class Padded(NamedTuple):
+    """A batch that fills a graph in part: what lies in the pad rows at a replay, and in their place in eager."""
 
-    x: torch.Tensor
-    ids: torch.Tensor
-    weights: torch.Tensor
-
-
-class Held(NamedTuple):
-    """Buffers cut from one piece of memory whose gaps hold canaries."""
-
-    buffers: Buffers
-    gaps: list[torch.Tensor]
-
-    def spoilt(self) -> int:
-        """Bytes of the gaps that were written."""
-        return sum(int((gap != _CANARY).sum()) for gap in self.gaps)
-
-    def put(self, inputs: Inputs) -> None:
-        """New inputs in the same memory, and NaN where the output goes."""
-        for buffer, value in zip(self.buffers, inputs, strict=False):
-            buffer[: len(value)].copy_(value)
-        self.buffers.out.fill_(torch.nan)
+    words: str
+    replayed: Inputs
+    eager: Inputs
 
 
-class GraphBench:
+class GraphBench(ABC):
+    """`runner` captures, on `device`; `how` says what was measured."""
+
+    #: The stack's method that opens the runner, and the NamedTuple of its buffers.
+    name = "graph"
+    kind: Any = Buffers
+
     def __init__(self, context: Context):
-        self.context, self.bench, self.runner = context, Bench(context), context.graphs
+        self.context, self.runner = context, context.graphs(self.name)
         self.findings: list[Finding] = []
         self.compared = 0
+
+    @property
+    @abstractmethod
+    def device(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def how(self) -> str: ...
+
+    @abstractmethod
+    def request(self, rank: int) -> Any:
+        """What the runner is opened with."""
+
+    @abstractmethod
+    def shapes(self, tokens: int) -> Shapes: ...
+
+    @abstractmethod
+    def fresh(self, tokens: int, number: int, rank: int) -> Inputs:
+        """Other values for every number, in the order of the buffers' fields; `out` is none of them."""
+
+    @abstractmethod
+    def padded(self, inputs: Inputs, used: int) -> list[Padded]:
+        """Ways in which rows from `used` on hold no token."""
+
+    def mattering(self, rank: int) -> list[str]:
+        """Inputs that must move the rank's output."""
+        return [name for name in self.kind._fields if name != "out"]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.runner.sizes
 
-    @property
-    def words(self) -> str:
-        return f"{self.runner.words}; {self.bench.words}"
-
     @contextmanager
     def layer(self, rank: int) -> Iterator[GraphedLayer]:
-        """A rank's layer with random weights."""
-        limit = self.context.geometry.swiglu_limit
-        layer = self.runner.open(self.bench.request(rank, random_batch.checkpoint(self.context), limit))
+        layer: GraphedLayer = self.runner.open(self.request(rank))
         try:
             yield layer
         finally:
             layer.close()
 
     def held(self, tokens: int) -> Held:
-        b = self.bench
-        output = getattr(torch, b.can.output)
-        shapes = (
-            ((tokens, b.hidden), torch.bfloat16),
-            ((tokens, b.slots), torch.int32),
-            ((tokens, b.slots), torch.float32),
-            ((tokens, b.hidden), output),
-        )
-        sizes = [rows * cols * dtype.itemsize for (rows, cols), dtype in shapes]
-        steps = [_GAP + -(-size // _GAP) * _GAP for size in sizes]
-        flat = torch.full((sum(steps) + _GAP,), _CANARY, dtype=torch.uint8, device=b.device)
-        at, cut, gaps = 0, [], []
-        for (shape, dtype), size, step in zip(shapes, sizes, steps, strict=True):
-            gaps.append(flat[at : at + _GAP])
-            cut.append(flat[at + _GAP : at + _GAP + size].view(dtype).view(shape))
-            gaps.append(flat[at + _GAP + size : at + step])
-            at += step
-        gaps.append(flat[at:])
-        return Held(Buffers(*cut), gaps)
-
-    def fresh(self, tokens: int, number: int) -> Inputs:
-        """Other tokens, routes and weights for every number."""
-        b = self.bench
-        rng = torch.Generator().manual_seed(self.context.target.seed + 1000 * tokens + number)
-        x = (torch.randn(tokens, b.hidden, generator=rng) * (_SPREAD / b.hidden**0.5)).bfloat16()
-        ids = torch.rand(tokens, b.experts, generator=rng).topk(b.slots).indices.int()
-        weights = torch.rand(tokens, b.slots, generator=rng)
-        return Inputs(x.to(b.device), ids.to(b.device), weights.to(b.device))
+        return memory.cut(self.kind, self.shapes(tokens), self.device)
 
     @contextmanager
-    def captured(self, layer: GraphedLayer, held: Held, pool: object = None) -> Iterator[Captured]:
+    def captured(self, layer: GraphedLayer, held: Held, rank: int, pool: object = None) -> Iterator[Captured]:
         """A graph over those buffers, captured on inputs of its own."""
-        held.put(self.fresh(len(held.buffers.x), -1))
+        held.put(self.fresh(len(held.buffers.out), -1, rank))
         layer.warm_up(held.buffers)
         graph = layer.capture(held.buffers, pool)
         try:
@@ -113,18 +97,21 @@ class GraphBench:
 
     def eager(self, layer: GraphedLayer, inputs: Inputs) -> torch.Tensor:
         """The same call without a graph, in memory of its own."""
-        held = self.held(len(inputs.x))
+        held = self.held(_tokens(inputs))
         held.put(inputs)
         layer.eager(held.buffers)
-        return held.buffers.out.clone()
+        out: torch.Tensor = held.buffers.out.clone()
+        return out
 
     def replayed(self, graph: Captured, held: Held, inputs: Inputs) -> torch.Tensor:
         held.put(inputs)
         graph.replay()
-        return held.buffers.out[: len(inputs.x)].clone()
+        out: torch.Tensor = held.buffers.out[: _tokens(inputs)].clone()
+        return out
 
     def compare(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, meaning: str = "") -> bool:
         """Bit for bit; whether they are alike."""
+        got, want = got.flatten(1), want.flatten(1)
         wrong = ~same(got, want)
         self.compared += wrong.numel()
         count = int(wrong.sum())
@@ -154,6 +141,71 @@ class GraphBench:
             measured=measured or {},
             findings=self.findings[:_MOST],
             notes=notes or [],
-            method=self.words,
+            method=f"{self.runner.words}; {self.how}",
             seed=self.context.target.seed,
         )
+
+
+def _tokens(inputs: Inputs) -> int:
+    return len(next(iter(inputs.values())))
+
+
+class MoeGraphBench(GraphBench):
+    """x (M, H) bfloat16, ids (M, k) int32, weights (M, k) float32."""
+
+    def __init__(self, context: Context):
+        super().__init__(context)
+        self.bench = Bench(context)
+
+    @property
+    def device(self) -> str:
+        return self.bench.device
+
+    @property
+    def how(self) -> str:
+        return self.bench.words
+
+    def request(self, rank: int) -> Any:
+        """With random weights."""
+        limit = self.context.geometry.swiglu_limit
+        return self.bench.request(rank, random_batch.checkpoint(self.context), limit)
+
+    def shapes(self, tokens: int) -> Shapes:
+        return moe_shapes(self.bench, tokens)
+
+    def fresh(self, tokens: int, number: int, rank: int = 0) -> Inputs:
+        """All ranks get the same."""
+        return moe_inputs(self.bench, tokens, number)
+
+    def padded(self, inputs: Inputs, used: int) -> list[Padded]:
+        """NaN in the pad rows, which are routed like others; in eager zeros."""
+
+        def filled(value: float) -> Inputs:
+            x = inputs["x"].clone()
+            x[used:] = value
+            return inputs | {"x": x}
+
+        return [Padded("NaN", filled(torch.nan), filled(0.0))]
+
+
+def moe_shapes(b: Bench, tokens: int) -> Shapes:
+    return [
+        ((tokens, b.hidden), torch.bfloat16),
+        ((tokens, b.slots), torch.int32),
+        ((tokens, b.slots), torch.float32),
+        ((tokens, b.hidden), getattr(torch, b.can.output)),
+    ]
+
+
+def moe_inputs(b: Bench, tokens: int, number: int) -> Inputs:
+    """Other tokens, routes and weights for every number."""
+    rng = torch.Generator().manual_seed(b.context.target.seed + 1000 * tokens + number)
+    x = (torch.randn(tokens, b.hidden, generator=rng) * (_SPREAD / b.hidden**0.5)).bfloat16()
+    return {"x": x.to(b.device)} | routed(b, tokens, rng)
+
+
+def routed(b: Bench, tokens: int, rng: torch.Generator) -> Inputs:
+    """Each token to experts of its own, with weights of their own."""
+    ids = torch.rand(tokens, b.experts, generator=rng).topk(b.slots).indices.int()
+    weights = torch.rand(tokens, b.slots, generator=rng)
+    return {"ids": ids.to(b.device), "weights": weights.to(b.device)}

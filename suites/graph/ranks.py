@@ -9,7 +9,7 @@ import torch
 
 from conformance.stacks.graph_protocol import Buffers, GraphedLayer
 from conformance.world.member import Member
-from suites.graph.bench import GraphBench
+from suites.graph.bench import MoeGraphBench
 from suites.moe.test_repeat import same
 
 
@@ -20,13 +20,13 @@ def replayed(member: Member, replays: int) -> dict[str, Any]:
     `sizes`: batch size -> replays that differ; `compared`: values; `findings`. Graphs are freed before this returns: a
     process group cannot be ended while one holds its communicator.
     """
-    bench = GraphBench(member.context)
+    bench = MoeGraphBench(member.context)
     differ = dict[int, int]()
     with bench.layer(member.rank) as layer:
         _join(layer, member)
         for tokens in bench.sizes:
             held, differ[tokens], before = bench.held(tokens), 0, torch.empty(0)
-            with bench.captured(layer, held) as graph:
+            with bench.captured(layer, held, member.rank) as graph:
                 for number in range(replays):
                     inputs, words = bench.fresh(tokens, number), f"M={tokens}, replay {number}"
                     got, want = bench.replayed(graph, held, inputs), bench.eager(layer, inputs)

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-import torch
-
 from conformance.context import Context
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.graph.bench import GraphBench, Held, Inputs
+from suites.graph.attention import AttentionGraphBench
+from suites.graph.bench import GraphBench, MoeGraphBench
+from suites.graph.memory import Held, Inputs
 
 
 @claim("graph.moe.capture")
-def capture(stack: Stack, context: Context) -> Evidence:
+def moe_capture(stack: Stack, context: Context) -> Evidence:
+    return _capture(MoeGraphBench(context))
+
+
+@claim("graph.attention.capture")
+def attention_capture(stack: Stack, context: Context) -> Evidence:
+    return _capture(AttentionGraphBench(context))
+
+
+@claim("graph.moe.canaries")
+def moe_canaries(stack: Stack, context: Context) -> Evidence:
+    return _canaries(MoeGraphBench(context))
+
+
+@claim("graph.attention.canaries")
+def attention_canaries(stack: Stack, context: Context) -> Evidence:
+    return _canaries(AttentionGraphBench(context))
+
+
+def _capture(bench: GraphBench) -> Evidence:
     """What cannot be captured at all is refused by the stack's runner, with its words."""
-    bench = GraphBench(context)
-    for rank in context.ranks:
+    for rank in bench.context.ranks:
         with bench.layer(rank) as layer:
             for tokens in bench.sizes:
                 held = bench.held(tokens)
-                with bench.captured(layer, held) as graph:
+                with bench.captured(layer, held, rank) as graph:
                     for incident in graph.incidents:
                         meaning = "a GPU's graph would keep what Python saw at capture, or could not be captured"
                         bench.find(rank, f"capture of {tokens} tokens", "work for the device alone", incident, meaning)
-                    inputs = bench.fresh(tokens, 0)
-                    got = bench.replayed(graph, held, inputs)
+                    got = bench.replayed(graph, held, bench.fresh(tokens, 0, rank))
                 bench.compared += got.numel()
     sizes = ", ".join(map(str, bench.sizes))
     return bench.evidence(f"captured at {sizes} tokens on every rank, without the host", {"sizes": list(bench.sizes)})
 
 
-@claim("graph.moe.canaries")
-def canaries(stack: Stack, context: Context) -> Evidence:
-    bench = GraphBench(context)
-    for rank in context.ranks:
+def _canaries(bench: GraphBench) -> Evidence:
+    for rank in bench.context.ranks:
         with bench.layer(rank) as layer:
             for tokens in bench.sizes:
-                held, inputs = bench.held(tokens), bench.fresh(tokens, 0)
+                held, inputs = bench.held(tokens), bench.fresh(tokens, 0, rank)
                 held.put(inputs)
                 layer.warm_up(held.buffers)
                 _look(bench, rank, f"warm-up of {tokens} tokens", held, inputs)
@@ -44,7 +59,7 @@ def canaries(stack: Stack, context: Context) -> Evidence:
                 graph = layer.capture(held.buffers)
                 _look(bench, rank, f"capture of {tokens} tokens", held, inputs)
                 for number in range(3):
-                    inputs = bench.fresh(tokens, number)
+                    inputs = bench.fresh(tokens, number, rank)
                     bench.replayed(graph, held, inputs)
                     _look(bench, rank, f"replay {number} of {tokens} tokens", held, inputs)
                 graph.close()
@@ -55,6 +70,5 @@ def _look(bench: GraphBench, rank: int, what: str, held: Held, inputs: Inputs) -
     bench.compared += sum(gap.numel() for gap in held.gaps)
     if spoilt := held.spoilt():
         bench.find(rank, what, "no byte outside of the buffers", f"{spoilt} written", "memory of others is clobbered")
-    for name, buffer, value in zip(inputs._fields, held.buffers, inputs, strict=False):
-        if not torch.equal(buffer, value):
-            bench.find(rank, f"{what}, {name}", "an input as it was", "changed", "the caller's input is overwritten")
+    for name in held.changed(inputs):
+        bench.find(rank, f"{what}, {name}", "an input as it was", "changed", "the caller's input is overwritten")

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import torch
-
 from conformance.context import Context
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.graph.bench import GraphBench
+from suites.graph.attention import AttentionGraphBench
+from suites.graph.bench import GraphBench, MoeGraphBench
 
 _ROUNDS = 5
 
 
 @claim("graph.moe.pool")
-def pool(stack: Stack, context: Context) -> Evidence:
+def moe_pool(stack: Stack, context: Context) -> Evidence:
+    return _pool(MoeGraphBench(context))
+
+
+@claim("graph.attention.pool")
+def attention_pool(stack: Stack, context: Context) -> Evidence:
+    return _pool(AttentionGraphBench(context))
+
+
+@claim("graph.moe.memory")
+def moe_memory(stack: Stack, context: Context) -> Evidence:
+    return _memory(MoeGraphBench(context))
+
+
+@claim("graph.attention.memory")
+def attention_memory(stack: Stack, context: Context) -> Evidence:
+    return _memory(AttentionGraphBench(context))
+
+
+def _pool(bench: GraphBench) -> Evidence:
     """Captured from the largest down, as stacks do. After each replay the other graphs' inputs and outputs are looked
     at, which the replay had no business with."""
-    bench = GraphBench(context)
     sizes = sorted(bench.sizes, reverse=True)[:2]
-    for rank in context.ranks:
+    for rank in bench.context.ranks:
         with bench.layer(rank) as layer, ExitStack() as graphs:
             shared, all_held = layer.pool(), [bench.held(tokens) for tokens in sizes]
-            made = [graphs.enter_context(bench.captured(layer, held, shared)) for held in all_held]
+            made = [graphs.enter_context(bench.captured(layer, held, rank, shared)) for held in all_held]
             for number in range(_ROUNDS):
-                given = [bench.fresh(tokens, number) for tokens in sizes]
+                given = [bench.fresh(tokens, number, rank) for tokens in sizes]
                 due = [bench.eager(layer, inputs) for inputs in given]
                 for held, inputs in zip(all_held, given, strict=True):
                     held.put(inputs)
@@ -35,7 +52,7 @@ def pool(stack: Stack, context: Context) -> Evidence:
                     made[index].replay()
                 for tokens, held, inputs, want in zip(sizes, all_held, given, due, strict=True):
                     bench.compare(rank, f"graph of {tokens}, round {number}", held.buffers.out.clone(), want)
-                    if not all(torch.equal(a, b) for a, b in zip(held.buffers, inputs, strict=False)):
+                    if held.changed(inputs):
                         words = "another graph of the pool wrote there"
                         bench.find(rank, f"graph of {tokens}, round {number}", "inputs as they were", "changed", words)
     return bench.evidence(
@@ -43,14 +60,12 @@ def pool(stack: Stack, context: Context) -> Evidence:
     )
 
 
-@claim("graph.moe.memory")
-def memory(stack: Stack, context: Context) -> Evidence:
-    bench, counts = GraphBench(context), dict[str, object]()
-    tokens = max(bench.sizes)
-    for rank in context.ranks:
+def _memory(bench: GraphBench) -> Evidence:
+    counts, tokens = dict[str, object](), max(bench.sizes)
+    for rank in bench.context.ranks:
         held = bench.held(tokens)
-        with bench.layer(rank) as layer, bench.captured(layer, held) as graph:
-            given = [bench.fresh(tokens, number) for number in range(_ROUNDS)]
+        with bench.layer(rank) as layer, bench.captured(layer, held, rank) as graph:
+            given = [bench.fresh(tokens, number, rank) for number in range(_ROUNDS)]
             due = [bench.eager(layer, inputs) for inputs in given]
             for number, (inputs, want) in enumerate(zip(given, due, strict=True)):
                 layer.disturb()

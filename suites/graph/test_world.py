@@ -9,7 +9,7 @@ from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.graph.bench import GraphBench
+from suites.graph.bench import MoeGraphBench
 
 #: Replays of each batch size: simulated graphs are slow.
 _MANY, _FEW = 100, 5
@@ -17,10 +17,10 @@ _MANY, _FEW = 100, 5
 
 @claim("graph.world.fresh")
 def fresh(stack: Stack, context: Context) -> Evidence:
-    world, bench = context.world, GraphBench(context)
+    world, bench = context.world, MoeGraphBench(context)
     if not world.together:
         raise NotSupported(f"the ranks run {world.words}: an all-reduce needs a device for each")
-    replays = _MANY if bench.bench.device.startswith("cuda") else _FEW
+    replays = _MANY if bench.device.startswith("cuda") else _FEW
     told = world.each("suites.graph.ranks:replayed", replays=replays)
     for one in told:
         bench.compared += one["compared"]

@@ -42,6 +42,11 @@ def driven(capability: tuple[int, int]) -> tuple[Caller, AttentionCapabilities]:
     )
 
 
+def plans_on_host() -> bool:
+    """Does a call on this GPU need the host between its inputs and its kernel?"""
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
 def real() -> AttentionLibrary:
     from flashinfer import mla
 

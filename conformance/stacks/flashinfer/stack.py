@@ -9,14 +9,14 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from conformance.errors import StackMissing
+from conformance.errors import NotSupported, StackMissing
 from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
 from conformance.stacks.protocols import StackInfo, StackOptions
 
 if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.compile.compiler import ToolchainCompiler
-    from conformance.stacks.cuda_graphs import CudaGraphs
+    from conformance.stacks.cuda_graphs import CudaAttentionGraphs, CudaGraphs
     from conformance.stacks.flashinfer.attention import FlashInferAttention
     from conformance.stacks.flashinfer.moe import FlashInferMoe
     from conformance.stacks.flashinfer.preparation import FlashInferPreparation
@@ -57,7 +57,7 @@ class FlashInferStack:
             python=sys.executable,
             identity={"torch": str(torch.__version__), "gpu": gpu},
             backends=["flashinfer_cutlass"],
-            capabilities=["moe", "graph (moe)", "attention (attend)"],
+            capabilities=["moe", "graph (moe; attention, not on SM90)", "attention (attend)"],
             notes=[words],
         )
 
@@ -91,6 +91,16 @@ class FlashInferStack:
         from conformance.stacks.flashinfer.attention import FlashInferAttention
 
         return FlashInferAttention()
+
+    def attention_graph(self) -> CudaAttentionGraphs:
+        """Raises StackMissing without a GPU, NotSupported on SM90, whose MLA plans each call on the host."""
+        from conformance.stacks.cuda_graphs import CudaAttentionGraphs
+        from conformance.stacks.flashinfer.attention import plans_on_host
+
+        kernel = self.attention()
+        if plans_on_host():
+            raise NotSupported("FlashInfer's MLA of SM90 plans each call on the host: such a call cannot be captured")
+        return CudaAttentionGraphs(kernel.attend, _GRAPH_SIZES)
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.flashinfer.attention import calls

@@ -114,6 +114,17 @@ class VllmAttention:
     def output(self, request: OutputRequest) -> VllmOutput:
         return VllmOutput(self, self._worker, request)
 
+    @property
+    def generation(self) -> int:
+        """Of the worker: another one knows nothing of what was opened in this."""
+        return self._worker.process.generation
+
+    def close_session(self, part: str, session: int, generation: int) -> None:
+        """Nothing to do if its worker is gone."""
+        process = self._worker.process
+        if process.generation == generation and process.alive:
+            process.call("close_attention", part=part, session=session)
+
     def call(self, part: str, read: Tensors, written: Tensors, **plain: Any) -> Any:
         """One part over there; `written` is read too."""
         return self._exchange.call("attention", read, written, part=part, **plain)
@@ -133,10 +144,7 @@ class _Session:
         self._kernel.call(f"run_{self._part}", read, written, session=self._session, **plain)
 
     def close(self) -> None:
-        """Nothing to do if its worker is gone."""
-        process = self._worker.process
-        if process.generation == self._generation and process.alive:
-            process.call("close_attention", part=self._part, session=self._session)
+        self._kernel.close_session(self._part, self._session, self._generation)
 
 
 class VllmCompressor(_Session):

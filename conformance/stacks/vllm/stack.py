@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.vllm.attention import VllmAttention
+    from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
     from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.moe import VllmMoe
 
@@ -158,6 +159,12 @@ class VllmStack:
 
             self._attention = VllmAttention(self._gpu)
         return self._attention
+
+    def attention_graph(self) -> VllmAttentionGraphs:
+        """Raises NotSupported where vLLM's attention runs on no GPU."""
+        from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
+
+        return VllmAttentionGraphs(self.attention())
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.vllm.attention import calls

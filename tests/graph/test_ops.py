@@ -1,0 +1,78 @@
+"""Custom operators and first calls: silent on the reference stack, and each fault is seen for what it is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from conformance import catalogue, geometry
+from conformance.context import Context, Target
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.kernel import FaultyMoe
+from conformance.faults.ops import planted
+from conformance.gate.runner import evaluate
+from conformance.result import Status
+from conformance.stacks.protocols import StackOptions
+from conformance.stacks.reference import ReferenceStack
+
+TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
+CLAIMS = [c.id for c in catalogue.claims().values() if c.group in ("graph.op", "graph.jit")]
+
+
+def _context(fault="") -> tuple[ReferenceStack, Context]:
+    stack = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="bf16"))
+    wrong = FAULTS[fault] if fault else None
+    operators, moe = stack.custom_ops, stack.moe
+    if wrong and wrong.op:
+        operators = lambda: [planted(op, wrong.op) for op in stack.custom_ops()]  # noqa: E731
+    if wrong and wrong.moe:
+        moe = lambda: FaultyMoe(stack.moe(), wrong.moe)  # noqa: E731
+    context = Context(TARGET, None, None, moe, custom_ops=operators)
+    context.ranks = range(1, 2)
+    return stack, context
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_silent_on_the_clean_stack(claim):
+    status, reason, _ = evaluate(catalogue.get(claim), *_context())
+    assert (status, reason) == (Status.PASS, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "claim", "words"),
+    [
+        ("op-fake-shape", "op.fake", "batch of 8: .*[Ss]hape"),
+        ("op-fake-dtype", "op.fake", "bfloat16 are not equal"),
+        ("op-fake-stride", "op.fake", "[Ss]tride"),
+        ("op-fake-batch", "op.fake", "batch of 5: .*[Ss]hape"),
+        ("op-returns-input", "op.schema", "alias"),
+        ("op-returns-input", "op.alias", "an input's, or the next call's"),
+        ("op-returns-buffer", "op.alias", "changed by a second call"),
+        ("op-mutates-input", "op.schema", "mutat"),
+        ("op-graph-break", "op.compile", "Dynamo: 1"),
+        ("op-branching", "op.compile", "Dynamo: 1"),
+        ("jit-first-size", "jit.shapes", "M=64 after 1, "),
+        ("jit-larger-left", "jit.shapes", "M=1 after 1, 64, "),
+        ("jit-first-address", "jit.memory", "the second allocation, .*: nan; the first call's memory is read"),
+        ("jit-first-clobbers", "jit.memory", "clobbered .64 in all"),
+    ],
+)
+def test_words_of_failures(fault, claim, words):
+    status, _, evidence = evaluate(catalogue.get(f"graph.{claim}"), *_context(fault))
+    told = [f"{found.where}: {found.got}; {found.meaning}" for found in evidence.findings]
+    assert status is Status.FAIL
+    assert [one for one in told if re.search(words, one)], told
+
+
+def test_a_constant_batch_is_right_at_that_batch():
+    """Why two sizes are asked."""
+    _, _, evidence = evaluate(catalogue.get("graph.op.fake"), *_context("op-fake-batch"))
+    assert not [found for found in evidence.findings if "batch of 8" in found.where]
+
+
+def test_a_stack_without_operators():
+    stack, context = _context()
+    context._list_ops = None
+    status, reason, _ = evaluate(catalogue.get("graph.op.fake"), stack, context)
+    assert status is Status.NOT_SUPPORTED and "no `custom_ops()`" in reason
