@@ -94,7 +94,7 @@ def moved_back(words: torch.Tensor) -> torch.Tensor:
 
 def interleaved(weights: torch.Tensor) -> torch.Tensor:
     """(rows, bytes) uint8 -> the same shape, in memory order. Raises ValueError where they make no whole blocks."""
-    four = weights.flatten()[sources(*weights.shape).flatten()]
+    four = weights.flatten().index_select(0, sources(*weights.shape).flatten())
     return moved(four.view(torch.int32)).view(torch.uint8).view(weights.shape)
 
 
