@@ -138,7 +138,13 @@ class Bench:
         return worst
 
     def evidence(
-        self, right: str, due: str, measured: Any = None, bound: float | None = None, notes: list[str] | None = None
+        self,
+        right: str,
+        due: str,
+        measured: Any = None,
+        bound: float | None = None,
+        notes: list[str] | None = None,
+        ranks: str = "in turn, in one process",
     ) -> Evidence:
         head = self.findings[0] if self.findings else None
         can = self.can
@@ -151,7 +157,7 @@ class Bench:
             findings=self.findings[:_MOST],
             notes=[*(notes or []), *can.notes],
             method=f"{self.heads} heads a rank in {self.groups} groups, {self.padded} in the kernel, {can.kv} cache, "
-            f"on {can.device_words}; ranks in turn, in one process",
+            f"on {can.device_words}; ranks {ranks}",
             seed=self.context.target.seed,
         )
 

@@ -51,6 +51,7 @@ def summed(stack: Stack, context: Context) -> Evidence:
         measured,
         1.0,
         [f"output projection: {projection}"],
+        world.words,
     )
 
 
