@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,34 +59,10 @@ class AttentionGraphBench(GraphBench):
         """Other queries, sinks, tokens in the caches, slots and lengths (0 among them). Virtual heads get queries too:
         a kernel does not know them from others."""
         b = self.attention
-        rng = torch.Generator().manual_seed(b.context.target.seed + 100_000 * rank + 1000 * tokens + number)
-        q, sinks = torch.zeros(tokens, b.padded, D), torch.full((b.padded,), -torch.inf)
-        q[:, : b.heads] = 2 * torch.randn(tokens, b.heads, D, generator=rng)
-        if b.can.sinks:
-            sinks[: b.heads] = 1 + 2 * torch.randn(b.heads, generator=rng)
-        found = {"q": q.bfloat16(), "sinks": sinks}
-        for name, (columns, stored, page) in self.caches.items():
-            lengths = torch.randint(0, columns + 1, (tokens,), generator=rng, dtype=torch.int32)
-            lengths[-1 - number % tokens] = columns if tokens == 1 else 0
-            found |= {
-                name: self._pages(stored, page, rng),
-                f"{name}_slots": torch.rand(tokens, stored, generator=rng).topk(columns).indices,
-                f"{name}_lengths": lengths,
-            }
-        return self.placed(found)
-
-    def placed(self, inputs: Inputs) -> Inputs:
-        """On the device, with the dtypes of the buffers."""
-        kinds = [dtype for _, dtype in self.shapes(1)]
-        return {name: value.to(self.device, kinds[self.kind._fields.index(name)]) for name, value in inputs.items()}
-
-    def _pages(self, stored: int, page: int, rng: torch.Generator) -> torch.Tensor:
-        """Pages with a token in every place."""
-        count = -(-stored // page)
-        data = torch.zeros(count, attention_cache.page_bytes(page, self.fp8), dtype=torch.uint8)
-        values = torch.randn(count * page, D, generator=rng)
-        attention_cache.put(data, torch.arange(count * page), page, values, self.fp8)
-        return data
+        asked = _Asked(b.heads, b.padded, b.can.sinks, self.fp8, tuple(self.caches.items()))
+        values = _values(asked, b.context.target.seed, tokens, number, rank)
+        kinds = dict(zip(self.kind._fields, (dtype for _, dtype in self.shapes(tokens)), strict=True))
+        return {name: value.to(self.device, kinds[name]) for name, value in values.items()}
 
     def moved(self, inputs: Inputs) -> Inputs:
         """The same tokens in other pages, none where it was: a table dealt anew."""
@@ -122,3 +99,42 @@ class AttentionGraphBench(GraphBench):
             Padded("length 0, NaN", queries(empty, torch.nan), queries(empty, 0.0)),
             Padded("stale", inputs, queries(inputs, 0.0)),
         ]
+
+
+class _Asked(NamedTuple):
+    """What values follow from, beside their number. `caches`: name -> (columns of slots, tokens, tokens of a page)."""
+
+    heads: int
+    padded: int
+    sinks: bool
+    fp8: bool
+    caches: tuple[tuple[str, tuple[int, int, int]], ...]
+
+
+@lru_cache(maxsize=64)
+def _values(asked: _Asked, seed: int, tokens: int, number: int, rank: int) -> Inputs:
+    """On the CPU; contexts of one process share them."""
+    rng = torch.Generator().manual_seed(seed + 100_000 * rank + 1000 * tokens + number)
+    q, sinks = torch.zeros(tokens, asked.padded, D), torch.full((asked.padded,), -torch.inf)
+    q[:, : asked.heads] = 2 * torch.randn(tokens, asked.heads, D, generator=rng)
+    if asked.sinks:
+        sinks[: asked.heads] = 1 + 2 * torch.randn(asked.heads, generator=rng)
+    found = {"q": q.bfloat16(), "sinks": sinks}
+    for name, (columns, stored, page) in asked.caches:
+        lengths = torch.randint(0, columns + 1, (tokens,), generator=rng, dtype=torch.int32)
+        lengths[-1 - number % tokens] = columns if tokens == 1 else 0
+        found |= {
+            name: _pages(stored, page, asked.fp8, rng),
+            f"{name}_slots": torch.rand(tokens, stored, generator=rng).topk(columns).indices,
+            f"{name}_lengths": lengths,
+        }
+    return found
+
+
+def _pages(stored: int, page: int, fp8: bool, rng: torch.Generator) -> torch.Tensor:
+    """Pages with a token in every place."""
+    count = -(-stored // page)
+    data = torch.zeros(count, attention_cache.page_bytes(page, fp8), dtype=torch.uint8)
+    values = torch.randn(count * page, D, generator=rng)
+    attention_cache.put(data, torch.arange(count * page), page, values, fp8)
+    return data

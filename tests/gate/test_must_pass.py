@@ -42,8 +42,13 @@ _MXFP8 = {name for name in ALL if name.startswith("quant.mxfp8.")}
 _MXFP8 |= {*_DECODED, "quant.layout.swizzle", "quant.layout.experts"}
 
 
+#: Not every stack registers operators: those of one that does are judged, and of none are they required.
+_OPERATORS = {name for name in ALL if name.startswith("graph.op.")}
+
+
 def _unused(profile: str) -> set[str]:
-    return {name for name in ALL if name.startswith("quant.")} - (_DECODED if profile == "sm90" else _MXFP8)
+    quant = {name for name in ALL if name.startswith("quant.")} - (_DECODED if profile == "sm90" else _MXFP8)
+    return quant | _OPERATORS
 
 
 GUARDS = {name for name in PLAN if name.startswith("plan.guard.")}
