@@ -112,10 +112,10 @@ def bounded(
             up, up_size = _product(inputs, w.w3)
             if scheme in ("mxfp8", "nvfp4"):
                 reach = noise * FP32 * math.sqrt(inputs.shape[-1])
-                noises = [reach * gate_size, reach * up_size]
+                of_gate, of_up = reach * gate_size, reach * up_size
                 if doubt is not None:
-                    noises = [noises[0] + doubt @ w.w1.abs().T, noises[1] + doubt @ w.w3.abs().T]
-                h, radius = mirrored(gate, up, *noises, scheme, limit, alpha, beta, scales)
+                    of_gate, of_up = of_gate + doubt @ w.w1.abs().T, of_up + doubt @ w.w3.abs().T
+                h, radius = mirrored(gate, up, of_gate, of_up, scheme, limit, alpha, beta, scales)
                 variance, worst = torch.zeros_like(h), radius
             else:
                 h, variance, worst = _noisy(gate, up, gate_size, up_size, inputs.shape[-1], limit, alpha, beta)

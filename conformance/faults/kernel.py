@@ -51,8 +51,9 @@ class MoeFault(NamedTuple):
 
     `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
-    activation itself, `quantise` the quantisation to `scheme` of x or of the activation (its second argument: `input` or
-    `activation`; its third the global scale, if it has one), both only where the layer lets it, `run` the call, `reduce` the all-reduce of rank processes.
+    activation itself, `quantise` the quantisation to `scheme` of x or of the activation (its second argument: `input`
+    or `activation`; its third the global scale, if it has one), both only where the layer lets it, `run` the call,
+    `reduce` the all-reduce of rank processes.
     `call` changes what the adapter says it would call elsewhere, `compiled` what a compiler made for another GPU.
     `rank`: the only rank whose weights and calls are hit.
     """

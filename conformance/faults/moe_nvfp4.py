@@ -1,4 +1,4 @@
-"""Faults of a MoE kernel that quantises its input and its activation to NVFP4. Each returns units of the global scale."""
+"""Faults of a MoE kernel that quantises input and activation to NVFP4. Each returns units of the global scale."""
 
 from __future__ import annotations
 
