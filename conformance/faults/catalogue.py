@@ -790,6 +790,13 @@ _WRITTEN = (
                 "",
                 moe_nvfp4.blocks_of_32,
             ),
+            (
+                "moe-nvfp4-one-alpha",
+                "the call's gate and up have one global scale for all experts",
+                "call.sm100 call.sm120",
+                "NVFP4 contract, S3",
+                calls.one_alpha,
+            ),
         )
     ),
     Fault(
