@@ -146,8 +146,9 @@ def test_the_ceiling_is_never_under_the_error(scheme):
 def test_only_codes_near_a_boundary_have_room():
     rng = torch.Generator().manual_seed(0)
     gate, up = (torch.randn(64, 256, generator=rng, dtype=torch.float64) * 5 for _ in range(2))
-    noise = torch.full_like(gate, 1e-6)
-    for scheme, most in (("bf16", 0.02), ("mxfp8", 0.02), ("nvfp4", 0.02)):
+    # NVFP4's codes are far apart: of 16,384, none is within the first two's noise of a boundary.
+    for scheme, size, most in (("bf16", 1e-6, 0.02), ("mxfp8", 1e-6, 0.02), ("nvfp4", 1e-3, 0.02)):
+        noise = torch.full_like(gate, size)
         found = mirrored(gate, up, noise, noise, scheme, 10.0, scales=SCALES)
         assert 0 < float((found.radius > 0).double().mean()) < most
         assert bool((found.radius >= 0).all())
