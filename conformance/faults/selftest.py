@@ -131,9 +131,7 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     return _report(stack_name, alarms, [planted[name] for name in names])
 
 
-def _bench(
-    stack_name: str, options: StackOptions, only: list[str], backend: str | None, profile: str
-) -> Bench | Apart:
+def _bench(stack_name: str, options: StackOptions, only: list[str], backend: str | None, profile: str) -> Bench | Apart:
     if registry.is_foreign(stack_name):
         from conformance.faults.selftest_apart import Apart
 
