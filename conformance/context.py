@@ -145,6 +145,7 @@ class Target(msgspec.Struct, frozen=True):
             "of the same layout beside this one",
             "choice": self.choiceless,
             "attention-sources": self._attention_binary(),
+            "sm90-call": "" if self.backend != "flashinfer_cutedsl" else "SM90 multiplies no NVFP4",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""

@@ -73,7 +73,7 @@ class Backend(NamedTuple):
     hidden: tuple[int, ...]
     attention: str | None
     layout: str = ""
-    arithmetic: Literal["bf16_steps"] | None = None
+    arithmetic: Literal["bf16_steps", "nvfp4"] | None = None
     #: Does it have tactics that could be pinned? Marlin chooses its tiles by itself, from the shapes.
     tactics: bool = True
 

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import torch
 
-from references.flips import mirrored
+from references.flips import mirrored, nvfp4_ends
 from references.moe import Experts, blocks, decoded, routed
-from references.moe_staged import Scheme, staged_input
+from references.moe_staged import PLAIN, Scheme, staged_input
 from references.mxfp4 import Scratch
+from references.nvfp4 import GlobalScales
 from references.swiglu import factors, slopes, swiglu
 
 #: Unit roundoff of FP32 accumulation; hardware accumulators truncate, which lambda times this covers.
@@ -88,12 +89,13 @@ def bounded(
     alpha: float = 1.0,
     beta: float = 0.0,
     block: int = 0,
+    scales: GlobalScales = PLAIN,
 ) -> Bounded:
     """One rank's result before all-reduce, rounded to BF16 at the end, as `scheme` stages it.
 
     x (M, H), ids and weights (M, k). `noise`: the deviations that accumulation may show before a code counts as safe
     (use `deviations`). `bf16` and `bf16_steps`: the value is FP64 exact and every rounding is noise (slots are added in
-    their order); `mxfp8`: activations are mirrored.
+    their order); `mxfp8` and `nvfp4`: activations are mirrored.
     `block`: channels decoded at a time, whole groups of 32 (0: 512 on a CPU, all of them elsewhere).
     """
     block, scratch = block or (512 if x.device.type == "cpu" else channels), Scratch()
@@ -101,15 +103,19 @@ def bounded(
     stepwise = ids.shape[1] if scheme == "bf16_steps" else 0
     of_slots = torch.zeros((stepwise, *x.shape), dtype=torch.float64, device=x.device)
     for expert, tokens, slots in routed(ids):
-        inputs = staged_input(x[tokens].double(), scheme)
+        inputs = staged_input(x[tokens].double(), scheme, scales)
+        doubt = _doubt(x[tokens].double(), inputs, scheme, scales)
         z = [torch.zeros_like(inputs) for _ in range(4)]
         for start, stop in blocks(channels, block):
             w = decoded(experts(expert, start, stop), torch.float64, scratch)
             gate, gate_size = _product(inputs, w.w1)
             up, up_size = _product(inputs, w.w3)
-            if scheme == "mxfp8":
+            if scheme in ("mxfp8", "nvfp4"):
                 reach = noise * FP32 * math.sqrt(inputs.shape[-1])
-                h, radius = mirrored(gate, up, reach * gate_size, reach * up_size, scheme, limit, alpha, beta)
+                of_gate, of_up = reach * gate_size, reach * up_size
+                if doubt is not None:
+                    of_gate, of_up = of_gate + doubt @ w.w1.abs().T, of_up + doubt @ w.w3.abs().T
+                h, radius = mirrored(gate, up, of_gate, of_up, scheme, limit, alpha, beta, scales)
                 variance, worst = torch.zeros_like(h), radius
             else:
                 h, variance, worst = _noisy(gate, up, gate_size, up_size, inputs.shape[-1], limit, alpha, beta)
@@ -143,6 +149,16 @@ def bounded(
         value.abs() + ceiling
     )  # the kernel's own result may lie in the next binade, where the ulp is twice as large
     return Bounded(value, variance + _rounding(largest), allowance, ceiling + ulp(largest) / 2)
+
+
+def _doubt(x: torch.Tensor, inputs: torch.Tensor, scheme: Scheme, scales: GlobalScales) -> torch.Tensor | None:
+    """(M, H): how far codes of x that lie on a rounding boundary of NVFP4 may be from the mirrored ones; None: none
+    does. MXFP8's are exact: quotients by a power of two."""
+    if scheme != "nvfp4":
+        return None
+    low, high = nvfp4_ends(x, x, scales.input)
+    radius = torch.maximum(high - inputs, inputs - low)
+    return radius if bool(radius.any()) else None
 
 
 def _weighted(z: torch.Tensor, worst: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from references import mxfp8
-from references.moe_staged import Scheme, bf16, staged_activation
+from references import mxfp8, nvfp4
+from references.moe_staged import PLAIN, Scheme, bf16, staged_activation
+from references.nvfp4 import GlobalScales
 from references.swiglu import factors
 
 #: Relative error of the activation's exponential and division as kernels compute them (ex2.approx, fast division).
@@ -38,9 +39,10 @@ def mirrored(
     limit: float | None,
     alpha: float = 1.0,
     beta: float = 0.0,
+    scales: GlobalScales = PLAIN,
 ) -> Mirrored:
     """gate, up (M, I) before their BF16 rounding; noise: how far a right kernel's may be from them."""
-    value = staged_activation(gate, up, scheme, limit, alpha, beta)
+    value = staged_activation(gate, up, scheme, limit, alpha, beta, scales)
     ends = []
     for side_gate, side_up in product((-1, 1), repeat=2):
         moved = bf16(gate + side_gate * gate_noise), bf16(up + side_up * up_noise)
@@ -50,17 +52,35 @@ def mirrored(
     low, high = torch.stack(ends).aminmax(dim=0)
     if scheme == "mxfp8":
         low, high = _requantised(low, high)
+    if scheme == "nvfp4":
+        low, high = nvfp4_ends(low, high, scales.activation)
     return Mirrored(value, torch.maximum(high - value, value - low))
 
 
 def _requantised(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The ends after MXFP8, with every scale that their block may get."""
-    least = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
-    most = torch.maximum(low.abs(), high.abs())
     codes = []
-    for size, side in ((least, 1 - RECIPROCAL), (most, 1 + RECIPROCAL)):
+    for size, side in zip(_sizes(low, high), (1 - RECIPROCAL, 1 + RECIPROCAL), strict=True):
         amax = size.unflatten(-1, (-1, mxfp8.GROUP)).amax(-1)
         scales = mxfp8.scale_above((amax * side / mxfp8.LARGEST).float())
         codes += [mxfp8.dequantize(mxfp8.quantize(end, scales)) for end in (low, high)]
     low, high = torch.stack(codes).aminmax(dim=0)
     return low, high
+
+
+def nvfp4_ends(low: torch.Tensor, high: torch.Tensor, global_scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ends (M, K) after NVFP4, with both scales that their block may get, and what FP32 may make of a quotient."""
+    codes = []
+    for size, side in zip(_sizes(low, high), (1 - nvfp4.EPSILON, 1 + nvfp4.EPSILON), strict=True):
+        scales = nvfp4.scale_bytes(nvfp4.scale_quotients(size, global_scale) * side)
+        for end, factor in product((low, high), (1 - nvfp4.EPSILON, 1 + nvfp4.EPSILON)):
+            elements = nvfp4.element_codes(end, scales, global_scale, factor=factor)
+            codes.append(nvfp4.dequantize(nvfp4.Nvfp4(elements, scales), global_scale))
+    low, high = torch.stack(codes).aminmax(dim=0)
+    return low, high
+
+
+def _sizes(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest magnitude between two ends."""
+    least = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+    return least, torch.maximum(low.abs(), high.abs())

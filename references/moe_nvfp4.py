@@ -30,11 +30,6 @@ class Expert(NamedTuple):
     w2: torch.Tensor
 
 
-def requantised(x: torch.Tensor, global_scale: float) -> torch.Tensor:
-    """(M, K) -> what is left of it after NVFP4, FP64."""
-    return nvfp4.dequantize(nvfp4.quantize(x, global_scale), global_scale)
-
-
 def activation(
     x: torch.Tensor, expert: Expert, activation_scale: float, limit: float | None, rounded: bool = True
 ) -> torch.Tensor:
@@ -42,7 +37,7 @@ def activation(
     gate, up = x @ expert.w1.T, x @ expert.w3.T
     if rounded:
         gate, up = bf16(gate), bf16(up)
-    return requantised(bf16(swiglu(gate, up, limit)), activation_scale)
+    return nvfp4.rounded(bf16(swiglu(gate, up, limit)), activation_scale)
 
 
 def moe(
@@ -56,7 +51,7 @@ def moe(
     rounded: bool = True,
 ) -> torch.Tensor:
     """x (M, H), ids and weights (M, k), -1 for nobody -> (M, H), BF16 values in FP64."""
-    seen = requantised(x, input_scale)
+    seen = nvfp4.rounded(x, input_scale)
     slots = torch.zeros((*ids.shape, x.shape[1]), dtype=torch.float64)
     for expert, tokens, places in routed(ids):
         h = activation(seen[tokens], experts[expert], activation_scale, limit, rounded)

@@ -27,6 +27,13 @@ LARGEST = 6.0 * 448.0
 EPSILON = 2.0**-21
 
 
+class GlobalScales(NamedTuple):
+    """Of a MoE layer's input and of its activation: static, from the checkpoint (ModelOpt's `input_scale`)."""
+
+    input: float = 1.0
+    activation: float = 1.0
+
+
 class Nvfp4(NamedTuple):
     """`codes` (M, K) one a byte, `scales` (M, K / 16), uint8."""
 
@@ -83,3 +90,8 @@ def dequantize(q: Nvfp4, global_scale: float | torch.Tensor) -> torch.Tensor:
     """-> FP64 (M, K)."""
     step = codes.decode_e4m3(q.scales) * global_scale
     return (codes.decode_e2m1(q.codes).unflatten(-1, (-1, BLOCK)) * step.unsqueeze(-1)).flatten(-2)
+
+
+def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
+    """(M, K) -> what is left of it, FP64."""
+    return dequantize(quantize(x, global_scale), global_scale)

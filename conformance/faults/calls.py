@@ -45,6 +45,14 @@ def _other_scheme(calls: list[MoeCall]) -> None:
     values[one], values[other] = values.get(other, "False"), values.get(one, "False")
 
 
+def _one_alpha(calls: list[MoeCall]) -> None:
+    """One global scale for all experts' gate and up, where each expert has its own."""
+    for name in ("w1_alpha", "quant_scales[2]"):
+        if name in calls[-1].tensors:
+            calls[-1].tensors[name] = TensorInfo("float32", (1,))
+
+
+one_alpha = MoeFault(call=_one_alpha)
 renamed = MoeFault(call=_renamed)
 scale_bytes = MoeFault(call=_scale_bytes)
 unpadded = MoeFault(call=_unpadded)

@@ -19,6 +19,7 @@ from conformance.faults import (
     loader,
     model,
     moe,
+    moe_nvfp4,
     narrow,
     ops,
     plan,
@@ -43,6 +44,7 @@ from conformance.stacks.selection_protocol import Choice
 class Fault(NamedTuple):
     """`seen_in` says where the bug was met, if it was. Exactly one of the seams is set.
 
+    `backend`: the only MoE backend whose arithmetic has it (empty: any); emulated for it on the reference stack.
     `rounded`: a fault only where the kernel is wider than a rank's share; elsewhere the wrong formula comes out right.
     """
 
@@ -66,6 +68,7 @@ class Fault(NamedTuple):
     rounded: bool = False
     #: Whose arithmetic and layout it is planted under, where it is not the self-test's own.
     profile: str = ""
+    backend: str = ""
 
     @property
     def layer(self) -> str:
@@ -734,6 +737,67 @@ _WRITTEN = (
         "the input meets W13 in BF16: it is not quantised",
         _moe("bound.random", "tp3.reference"),
         moe=moe.input_not_quantised,
+    ),
+    *(
+        Fault(name, what, _moe(*claims.split()), seen_in, moe=fault, backend="flashinfer_cutedsl")
+        for name, what, claims, seen_in, fault in (
+            (
+                "moe-nvfp4-global-doubled",
+                "the activation is quantised by half of the global scale that its product is multiplied with",
+                "exact.w2 exact.dense swiglu.clamp bound.random tp3.reference",
+                "",
+                moe_nvfp4.doubled,
+            ),
+            (
+                "moe-nvfp4-global-inverted",
+                "global scales are taken for their reciprocals",
+                "exact.w2 exact.w1 exact.w3 bound.random tp3.reference",
+                "vLLM #55643",
+                moe_nvfp4.inverted,
+            ),
+            (
+                "moe-nvfp4-scale-down",
+                "block scales are rounded down, and the largest elements saturate",
+                "exact.dense bound.random tp3.reference",
+                "",
+                moe_nvfp4.scale_down,
+            ),
+            (
+                "moe-nvfp4-scale-one-up",
+                "the activation's block scales are one code too large",
+                "exact.w2 exact.dense bound.random tp3.reference",
+                "",
+                moe_nvfp4.scale_one_up,
+            ),
+            (
+                "moe-nvfp4-not-requantised",
+                "the activation meets W2 in BF16: it is not quantised again",
+                "exact.w2 exact.dense bound.random tp3.reference",
+                "",
+                moe_nvfp4.not_requantised,
+            ),
+            (
+                "moe-nvfp4-input-not-quantised",
+                "the input meets W13 in BF16: it is not quantised",
+                "bound.random tp3.reference",
+                "",
+                moe_nvfp4.input_not_quantised,
+            ),
+            (
+                "moe-nvfp4-blocks-of-32",
+                "a scale for every 32 elements, as in MXFP4",
+                "exact.dense bound.random tp3.reference",
+                "",
+                moe_nvfp4.blocks_of_32,
+            ),
+            (
+                "moe-nvfp4-one-alpha",
+                "the call's gate and up have one global scale for all experts",
+                "call.sm100 call.sm120",
+                "NVFP4 contract, S3",
+                calls.one_alpha,
+            ),
+        )
     ),
     Fault(
         "moe-lost-scale-group",

@@ -51,8 +51,9 @@ class MoeFault(NamedTuple):
 
     `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
-    activation itself, `quantise` the quantisation to MXFP8 of x or of the activation (its second argument: `input` or
-    `activation`), both only where the layer lets it, `run` the call, `reduce` the all-reduce of rank processes.
+    activation itself, `quantise` the quantisation to `scheme` of x or of the activation (its second argument: `input`
+    or `activation`; its third the global scale, if it has one), both only where the layer lets it, `run` the call,
+    `reduce` the all-reduce of rank processes.
     `call` changes what the adapter says it would call elsewhere, `compiled` what a compiler made for another GPU.
     `rank`: the only rank whose weights and calls are hit.
     """
@@ -67,7 +68,8 @@ class MoeFault(NamedTuple):
     call: Callable[[list[MoeCall]], None] | None = None
     compiled: Callable[[CompileUnit, CompileResult], None] | None = None
     rank: int | None = None
-    quantise: Callable[[torch.Tensor, str], torch.Tensor] | None = None
+    quantise: Callable[[torch.Tensor, str, float], torch.Tensor] | None = None
+    scheme: str = "mxfp8"
 
     def spoil(self, weights: LoadedWeights, rank: int) -> LoadedWeights:
         spares = not (self.weights or self.from_expert) or self.rank not in (None, rank)
@@ -120,8 +122,10 @@ class FaultyMoe:
                 raise NotSupported("this kernel's activation cannot be replaced")
             layer.activation = self._fault.activation
         if self._fault.quantise:
-            if not hasattr(layer, "quantise") or self.capabilities().scheme != "mxfp8":
-                raise NotSupported("this kernel's quantisation to MXFP8 cannot be replaced, or it has none")
+            if not hasattr(layer, "quantise") or self.capabilities().scheme != self._fault.scheme:
+                raise NotSupported(
+                    f"this kernel's quantisation to {self._fault.scheme} cannot be replaced, if it has one"
+                )
             layer.quantise = self._fault.quantise
         return _FaultyLayer(layer, self._fault, request)
 

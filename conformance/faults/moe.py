@@ -73,15 +73,15 @@ def _mxfp8(x: torch.Tensor, up: bool) -> torch.Tensor:
     return (codes.double() * scale).flatten(-2).to(x.dtype)
 
 
-def _amax_rounded_down(x: torch.Tensor, stage: str) -> torch.Tensor:
+def _amax_rounded_down(x: torch.Tensor, stage: str, global_scale: float) -> torch.Tensor:
     return _mxfp8(x, up=False)
 
 
-def _not_requantised(x: torch.Tensor, stage: str) -> torch.Tensor:
+def _not_requantised(x: torch.Tensor, stage: str, global_scale: float) -> torch.Tensor:
     return x if stage == "activation" else _mxfp8(x, up=True)
 
 
-def _input_not_quantised(x: torch.Tensor, stage: str) -> torch.Tensor:
+def _input_not_quantised(x: torch.Tensor, stage: str, global_scale: float) -> torch.Tensor:
     return x if stage == "input" else _mxfp8(x, up=True)
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conformance.e2e.measured import Measured
+    from conformance.faults.selftest_apart import Apart
     from conformance.provenance.loaded import LoadedMaps
     from conformance.stacks.graph_protocol import GraphRunner
 
@@ -88,12 +89,28 @@ class Report(msgspec.Struct):
 
 
 def _in_scope(stack_name: str, layers: str) -> list[str]:
-    """All faults (none named); of a real stack not those of `e2e`, unless it is named: each takes minutes."""
-    if not layers and stack_name == "reference":
-        return []
+    """Of a real stack not the faults of `e2e`, unless it is named (each takes minutes), nor those of one backend."""
     words = [word.strip() for word in layers.split(",") if word.strip()]
-    chosen = catalogue.check_layers(words) if layers else catalogue.LAYERS[:-1]
-    return [name for name, fault in FAULTS.items() if fault.layer in chosen]
+    every = catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
+    chosen = catalogue.check_layers(words) if layers else every
+    ours = [name for name, fault in FAULTS.items() if fault.layer in chosen]
+    return [name for name in ours if stack_name == "reference" or not FAULTS[name].backend]
+
+
+class _Place(NamedTuple):
+    """Whose arithmetic and layout is emulated; empty: the self-test's own."""
+
+    profile: str = ""
+    backend: str = ""
+
+
+def _by_place(stack_name: str, names: list[str], backend: str | None) -> dict[_Place, list[str]]:
+    """A real stack is what it is, and a backend that was asked for stays."""
+    found: dict[_Place, list[str]] = {}
+    for fault in (FAULTS[name] for name in names):
+        emulated = _Place(fault.profile, "" if backend else fault.backend)
+        found.setdefault(emulated if stack_name == "reference" else _Place(), []).append(fault.id)
+    return found
 
 
 def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = "") -> Report:
@@ -101,39 +118,37 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
-    only = only or _in_scope(stack_name, layers)
+    names = only or _in_scope(stack_name, layers)
     _target(stack_name, backend or BACKEND)
+    planted, alarms = dict[str, Planted](), dict[str, str]()
+    for place, some in _by_place(stack_name, names, backend).items():
+        bench = _bench(stack_name, options, some, place.backend or backend, place.profile)
+        try:
+            planted |= {name: bench.plant(name) for name in some}
+            alarms |= _alarms(bench.clean, place)
+        finally:
+            bench.close()
+    return _report(stack_name, alarms, [planted[name] for name in names])
+
+
+def _bench(stack_name: str, options: StackOptions, only: list[str], backend: str | None, profile: str) -> Bench | Apart:
     if registry.is_foreign(stack_name):
         from conformance.faults.selftest_apart import Apart
 
-        bench: Bench | Apart = Apart(stack_name, options, only, backend)
-    else:
-        bench = Bench(stack_name, options, only, backend)
-    try:
-        planted = {name: bench.plant(name) for name in only or FAULTS}
-        clean = bench.clean
-    finally:
-        bench.close()
-    if stack_name == "reference":
-        for profile in sorted({FAULTS[name].profile for name in planted} - {""}):
-            clean |= _other(profile, planted, options, backend)
-    alarms = {i: f"{status}: {reason}" for i, (status, reason) in clean.items() if status is not Status.PASS}
-    outcomes = [p.outcome for p in planted.values()]
+        return Apart(stack_name, options, only, backend)
+    return Bench(stack_name, options, only, backend, profile=profile or PROFILE)
+
+
+def _alarms(clean: Statuses, place: _Place) -> dict[str, str]:
+    """What does not pass without a fault."""
+    beside = f" ({', '.join(filter(None, place))})" if any(place) else ""
+    return {i + beside: f"{status}: {why}" for i, (status, why) in clean.items() if status is not Status.PASS}
+
+
+def _report(stack_name: str, alarms: dict[str, str], planted: list[Planted]) -> Report:
+    outcomes = [p.outcome for p in planted]
     counts = {word: outcomes.count(word) for word in OUTCOMES}
-    return Report(
-        stack_name, GEOMETRY, TP, alarms, list(planted.values()), counts, _exit_code(stack_name, alarms, counts)
-    )
-
-
-def _other(profile: str, planted: dict[str, Planted], options: StackOptions, backend: str | None) -> Statuses:
-    """Plant the faults of another profile's arithmetic; returns what their claims say without them."""
-    own = [name for name in planted if FAULTS[name].profile == profile]
-    bench = Bench("reference", options, own, backend, profile=profile)
-    try:
-        planted.update({name: bench.plant(name) for name in own})
-        return {f"{claim} ({profile})": status for claim, status in bench.clean.items()}
-    finally:
-        bench.close()
+    return Report(stack_name, GEOMETRY, TP, alarms, planted, counts, _exit_code(stack_name, alarms, counts))
 
 
 def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) -> int:

@@ -246,7 +246,7 @@ class StackOptions(msgspec.Struct, frozen=True):
     #: guard is emulated.
     vetted: tuple[Vetted, ...] | None = None
     #: The MoE arithmetic that the reference stack emulates: what meets MXFP4 weights.
-    arithmetic: Literal["bf16", "mxfp8", "bf16_steps"] = "bf16"
+    arithmetic: Literal["bf16", "mxfp8", "nvfp4", "bf16_steps"] = "bf16"
     #: Head counts that the reference stack's attention takes, ascending (empty: any), and how it lays out the scales of
     #: its output projection (empty: BF16, no scales).
     head_paddings: tuple[int, ...] = ()
@@ -257,7 +257,7 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     """What the MoE kernel declares of itself. It is held to exactly this arithmetic.
 
     `scheme` is what meets the MXFP4 weights: `bf16` (SM90) or `mxfp8` activations (SM100, SM120); `bf16_steps` (Marlin)
-    stores every step in BF16 on the way, as `references/moe_staged.py` tells.
+    stores every step in BF16 on the way, as `references/moe_staged.py` tells. `nvfp4` activations meet the same values.
     `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`. `nan` says what becomes
     of a NaN or Inf in the input: FlashInfer's SM90 clamp swallows it. `device` is torch's name for where tensors live
     and references are computed; `ranks` tells how the ranks run (`in turn, in one process on one GPU`).
@@ -265,7 +265,7 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.
     """
 
-    scheme: Literal["bf16", "mxfp8", "bf16_steps"]
+    scheme: Literal["bf16", "mxfp8", "nvfp4", "bf16_steps"]
     output: Literal["bfloat16", "float32"] = "bfloat16"
     slot_sum: Literal["float32", "bfloat16"] = "float32"
     nan: Literal["visible", "swallowed"] = "visible"
@@ -292,7 +292,8 @@ class LoadedWeights(Protocol):
 class MoeRequest(msgspec.Struct, frozen=True):
     """One rank's routed experts, to be prepared once. `tp` 1, `rank` 0 asks for the whole layer.
 
-    `limit` clamps SwiGLU, None does not; alpha and beta as in `references/swiglu.py`.
+    `limit` clamps SwiGLU, None does not; alpha and beta as in `references/swiglu.py`. `global_scales`: of the input and
+    of the activation in NVFP4, float32 (value = code * block scale * global scale); other schemes have none.
     """
 
     geometry: Geometry
@@ -305,6 +306,7 @@ class MoeRequest(msgspec.Struct, frozen=True):
     weights: LoadedWeights
     alpha: float = 1.0
     beta: float = 0.0
+    global_scales: tuple[float, float] = (1.0, 1.0)
 
 
 class TensorInfo(msgspec.Struct, frozen=True):

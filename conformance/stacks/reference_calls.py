@@ -12,6 +12,8 @@ def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: 
         raise NotSupported(f"no CUTLASS MXFP4 MoE is known for capability {capability[0]}.{capability[1]}")
     if request.backend == "marlin":
         return _marlin(request, tokens, slots)
+    if request.backend == "flashinfer_cutedsl":
+        return _nvfp4(request, capability[0], tokens, slots)
     experts = request.experts
     gate_up, down = request.weights.info("w13_weight"), request.weights.info("w2_weight")
     hidden = down.rows
@@ -43,6 +45,41 @@ def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: 
     call.tensors |= {"fc1_expert_weights": fc1, "fc2_expert_weights": fc2}
     call.tensors |= {f"quant_scales[{index}]": info for index, info in enumerate(held)}
     return [call]
+
+
+def _nvfp4(request: MoeRequest, major: int, tokens: int, slots: int) -> list[MoeCall]:
+    experts, hidden = request.experts, request.weights.info("w2_weight").rows
+    shapes = [(info.rows, info.cols) for info in map(request.weights.info, ("w13_weight", "w2_weight"))]
+    alpha, out = TensorInfo("float32", (experts,)), TensorInfo("bfloat16", (tokens, hidden))
+    codes = TensorInfo("uint8", (tokens, hidden // 2))
+    ids = {
+        "token_selected_experts": TensorInfo("int32", (tokens, slots)),
+        "token_final_scales": TensorInfo("float32", (tokens, slots)),
+    }
+    given = {"input": out, "global_scale": TensorInfo("float32", (1,))}
+    quantize = MoeCall("fp4_quantize", given, {"is_sf_swizzled_layout": str(major == 12)})
+    limit = request.limit
+    if major == 10:
+        (w1, w2) = (TensorInfo("uint8", (experts, rows, packed)) for rows, packed in shapes)
+        tiles = [(32, 4, rows // 128, 4, packed // 32, experts) for rows, packed in shapes]
+        s1, s2 = (TensorInfo("uint8", shape, contiguous=False) for shape in tiles)
+        tensors = {"x": codes, "x_sf": TensorInfo("float8_e4m3fn", (tokens, hidden // 16, 1)), "moe_output": out}
+        tensors |= {"w1_weight": w1, "w1_weight_sf": s1, "w1_alpha": alpha}
+        tensors |= {"w2_weight": w2, "w2_weight_sf": s2, "w2_alpha": alpha}
+        tensors |= {"fc2_input_scale": TensorInfo("float32", (1,))}
+        values = {"num_experts": str(experts), "top_k": str(slots), "activation_type": "3"}
+        values |= {} if limit is None else {"swiglu_limit": str(limit)}
+        return [quantize, MoeCall("cute_dsl_fused_moe_nvfp4", ids | tensors, values)]
+    padded = TensorInfo("uint8", ((tokens + 127) // 128 * 128, (hidden // 16 + 3) // 4 * 4))
+    tensors = {"input": codes, "input_sf": padded, "output": out}
+    for number, (name, (rows, packed)) in enumerate(zip(("fc1", "fc2"), shapes, strict=True)):
+        tensors[f"{name}_expert_weights"] = TensorInfo("int64", (experts, rows, packed // 8))
+        tensors[f"quant_scales[{3 * number}]"] = TensorInfo("float32", ())
+        tensors[f"quant_scales[{3 * number + 1}]"] = TensorInfo("int32", (experts, rows, packed // 32))
+        tensors[f"quant_scales[{3 * number + 2}]"] = alpha
+    tensors |= {} if limit is None else {"swiglu_limit": alpha}
+    values = {"output_dtype": "bfloat16", "tp_size": str(request.tp), "tp_rank": str(request.rank)}
+    return [quantize, MoeCall("cutlass_fused_moe", ids | tensors, values)]
 
 
 def _marlin(request: MoeRequest, tokens: int, slots: int) -> list[MoeCall]:

@@ -122,15 +122,13 @@ class _Experts:
         r, steps = self._request, self._scheme == "bf16_steps"
         x = buffers.x.float()
         x = torch.nn.functional.pad(x, (0, self._experts[0][0].shape[1] - x.shape[1]))
-        if self._scheme == "mxfp8":
-            x = numerics.to_mxfp8(x)
+        of_x, of_h = r.global_scales if self._scheme == "nvfp4" else (1.0, 1.0)
+        x = _quantised(x, self._scheme, of_x)
         answers = []
         for w13, w2 in self._experts:
-            gate, up = numerics.to_bf16(x @ w13.T).chunk(2, dim=1)
+            gate, up = numerics.to_bf16(x @ w13.T * of_x).chunk(2, dim=1)
             h = numerics.to_bf16((swiglu_in_steps if steps else swiglu)(gate, up, r.limit, r.alpha, r.beta))
-            if self._scheme == "mxfp8":
-                h = numerics.to_mxfp8(h)
-            answers.append(numerics.to_bf16(h @ w2.T))
+            answers.append(numerics.to_bf16(_quantised(h, self._scheme, of_h) @ w2.T * of_h))
         every, total = torch.stack(answers), torch.zeros_like(x)
         for slot in range(buffers.ids.shape[1]):
             ids, weight = buffers.ids[:, slot, None].long(), buffers.weights[:, slot, None]
@@ -141,6 +139,12 @@ class _Experts:
                 more = total + weight * own
             total = torch.where(ids >= 0, more, total)
         buffers.out.copy_(total[:, : buffers.out.shape[1]])
+
+
+def _quantised(x: torch.Tensor, scheme: str, global_scale: float) -> torch.Tensor:
+    if scheme == "nvfp4":
+        return numerics.to_nvfp4(x, global_scale)
+    return numerics.to_mxfp8(x) if scheme == "mxfp8" else x
 
 
 def _decoded(weights: LoadedWeights, expert: int) -> tuple[torch.Tensor, torch.Tensor]:

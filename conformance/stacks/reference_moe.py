@@ -24,7 +24,7 @@ _EXPERTS = 4
 
 
 class ReferenceMoe:
-    def __init__(self, scheme: Literal["bf16", "mxfp8", "bf16_steps"], device: str = "cpu"):
+    def __init__(self, scheme: Literal["bf16", "mxfp8", "nvfp4", "bf16_steps"], device: str = "cpu"):
         self._scheme, self._device = scheme, device
 
     def capabilities(self) -> MoeCapabilities:
@@ -81,9 +81,14 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: flo
     return gate / (1 + torch.exp(-alpha * gate)) * (up + beta)
 
 
-def quantised(x: torch.Tensor, stage: str) -> torch.Tensor:
-    """`stage`: `input` or `activation`, alike here."""
+def quantised(x: torch.Tensor, stage: str, global_scale: float) -> torch.Tensor:
+    """`stage`: `input` or `activation`, alike here. MXFP8 has no global scale."""
     return numerics.to_mxfp8(x)
+
+
+def quantised_nvfp4(x: torch.Tensor, stage: str, global_scale: float) -> torch.Tensor:
+    """In units of the global scale."""
+    return numerics.to_nvfp4(x, global_scale)
 
 
 def swiglu_in_steps(
@@ -100,9 +105,11 @@ class ReferenceMoeLayer:
     """One rank. `out` is what it adds: the caller sums ranks. A fault may replace `activation` and `quantise`."""
 
     def __init__(self, request: MoeRequest, scheme: str, device: str):
-        self._request, self._mxfp8, self._steps = request, scheme == "mxfp8", scheme == "bf16_steps"
+        self._request, self._quantised, self._steps = request, scheme in ("mxfp8", "nvfp4"), scheme == "bf16_steps"
         self.activation = swiglu_in_steps if self._steps else swiglu
-        self.quantise = quantised
+        self.quantise = quantised_nvfp4 if scheme == "nvfp4" else quantised
+        #: What sums are multiplied with: NVFP4's global scales.
+        self._alphas = request.global_scales if scheme == "nvfp4" else (1.0, 1.0)
         self._weights: LoadedWeights = request.weights
         self._device = device
         w13, w2 = request.weights.info("w13_weight"), request.weights.info("w2_weight")
@@ -144,8 +151,8 @@ class ReferenceMoeLayer:
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, splits: tuple[int, int]
     ) -> torch.Tensor:
         wide = torch.nn.functional.pad(x.float(), (0, self._hidden - x.shape[1]))
-        if self._mxfp8:
-            wide = self.quantise(wide, "input")
+        if self._quantised:
+            wide = self.quantise(wide, "input", self._alphas[0])
         slots = wide.new_zeros((*ids.shape, self._hidden))
         for expert in sorted(set(ids.flatten().tolist()) - {-1}):
             mine = ids == expert
@@ -161,12 +168,12 @@ class ReferenceMoeLayer:
 
     def _expert(self, expert: int, x: torch.Tensor, splits: tuple[int, int]) -> torch.Tensor:
         w13, w2 = self._experts[expert]
-        gate, up = numerics.to_bf16(w13.times(x, splits[0])).chunk(2, dim=1)
+        gate, up = numerics.to_bf16(w13.times(x, splits[0]) * self._alphas[0]).chunk(2, dim=1)
         r = self._request
         h = numerics.to_bf16(self.activation(gate, up, r.limit, r.alpha, r.beta))
-        if self._mxfp8:
-            h = self.quantise(h, "activation")
-        return numerics.to_bf16(w2.times(h, splits[1]))
+        if self._quantised:
+            h = self.quantise(h, "activation", self._alphas[1])
+        return numerics.to_bf16(w2.times(h, splits[1]) * self._alphas[1])
 
     def tactics(self) -> int:
         return len(_SPLITS)

@@ -60,3 +60,22 @@ def to_mxfp8(x: torch.Tensor) -> torch.Tensor:
     coded = (inside / step).round() * step
     coded = torch.where((power <= -127) & ~inside.isnan(), 0.0, coded)
     return torch.ldexp(coded, power.double()).float().view(x.shape)
+
+
+def to_nvfp4(x: torch.Tensor, global_scale: float) -> torch.Tensor:
+    """float32 (rows, n) quantised to NVFP4 in blocks of 16 and decoded, in units of the global scale, as float32.
+
+    A NaN or an infinity makes its block's scale NaN, and so all of the block.
+    """
+    blocks = x.view(x.shape[0], -1, 16)
+    most = blocks.abs().amax(-1, keepdim=True)
+    scale = torch.where(most.isfinite(), _nearest(most / 6 / global_scale, -9, 4).clamp(max=448), torch.nan)
+    coded = _nearest((blocks / (scale * global_scale)).clamp(-6, 6), -1, 2)
+    return torch.where(scale == 0, 0.0, coded * scale).view(x.shape)
+
+
+def _nearest(x: torch.Tensor, smallest: int, bits: int) -> torch.Tensor:
+    """To `bits` significant bits (ties to even), in steps of 2^smallest at least."""
+    _, size = torch.frexp(x)
+    step = torch.exp2((size - bits).clamp(min=smallest).float())
+    return (x / step).round() * step

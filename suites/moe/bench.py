@@ -13,6 +13,8 @@ from conformance.provenance.boxes import Span
 from conformance.provenance.checkpoint import Checkpoint
 from conformance.stacks.protocols import LoadedWeights, MoeLayer, MoeRequest
 from references import plan
+from references.nvfp4 import GlobalScales
+from suites.moe import scales
 
 #: Tokens that a single-expert probe sends past the rank's own columns, to see that nothing answers there.
 _FOREIGN = 32
@@ -62,22 +64,44 @@ class Bench:
         own, total = self.own(rank), self.context.geometry.intermediate
         return list(range(max(0, own.start - _FOREIGN), min(total, own.stop + _FOREIGN)))
 
-    def request(self, rank: int, checkpoint: Checkpoint, limit: float | None) -> MoeRequest:
-        """A rank's layer as loaded."""
-        t, weights = self.context.target, self.context.weights(rank, checkpoint)
-        return MoeRequest(t.geometry, t.tp, rank, t.backend, t.capability, self.experts, limit, weights)
-
-    @contextmanager
-    def layer(self, rank: int, checkpoint: Checkpoint, limit: float | None, whole: bool = False) -> Iterator[MoeLayer]:
-        """A rank's layer as loaded; with `whole` the layer of one rank alone, its weights by the reference's map."""
+    def request(
+        self,
+        rank: int,
+        checkpoint: Checkpoint,
+        limit: float | None,
+        whole: bool = False,
+        global_scales: GlobalScales | None = None,
+    ) -> MoeRequest:
+        """A rank's layer as loaded; with `whole` the layer of one rank alone, its weights by the reference's map.
+        `global_scales`: other than those of random inputs."""
         t = self.context.target
         tp = 1 if whole else t.tp
         weights: LoadedWeights = (
             loaded.due(t, tp=1).weights(0, checkpoint) if whole else self.context.weights(rank, checkpoint)
         )
-        layer = self.kernel.open(
-            MoeRequest(t.geometry, tp, rank, t.backend, t.capability, self.experts, limit, weights)
+        return MoeRequest(
+            t.geometry,
+            tp,
+            rank,
+            t.backend,
+            t.capability,
+            self.experts,
+            limit,
+            weights,
+            global_scales=global_scales or scales.random(limit),
         )
+
+    @contextmanager
+    def layer(
+        self,
+        rank: int,
+        checkpoint: Checkpoint,
+        limit: float | None,
+        whole: bool = False,
+        global_scales: GlobalScales | None = None,
+    ) -> Iterator[MoeLayer]:
+        """What `request` asks for, open."""
+        layer = self.kernel.open(self.request(rank, checkpoint, limit, whole, global_scales))
         try:
             yield layer
         finally:

@@ -9,7 +9,8 @@ from conformance.provenance.boxes import Span
 from conformance.provenance.checkpoint import Checkpoint
 from references import mxfp4
 from references.moe import Experts, Packed
-from references.moe_staged import Scheme, staged_activation
+from references.moe_staged import PLAIN, Scheme, staged_activation
+from references.nvfp4 import GlobalScales
 
 
 def experts(checkpoint: Checkpoint, geometry: Geometry, own: Span, device: str) -> Experts:
@@ -58,8 +59,8 @@ def w2(checkpoint: Checkpoint, expert: int, channels: Span, hidden: int, device:
     )
 
 
-def lone_activation(gate: float, up: float, scheme: Scheme, limit: float | None) -> float:
+def lone_activation(gate: float, up: float, scheme: Scheme, limit: float | None, scales: GlobalScales = PLAIN) -> float:
     """The activation of one channel whose scale group is otherwise zero, as GEMM2 sees it."""
     lone = torch.zeros(2, SCALE_GROUP, dtype=torch.float64)
     lone[:, 0] = torch.tensor([gate, up])
-    return float(staged_activation(lone[:1], lone[1:], scheme, limit)[0, 0])
+    return float(staged_activation(lone[:1], lone[1:], scheme, limit, scales=scales)[0, 0])

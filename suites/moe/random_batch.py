@@ -15,7 +15,7 @@ from references import routing
 from references.bound import Bounded, bounded, deviations, unordered
 from references.moe import Experts
 from references.moe_staged import staged_slots
-from suites.moe import due
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 
 BATCHES = (1, 8, 16, 64)
@@ -111,10 +111,10 @@ def reference(
     allowed: float,
 ) -> Bounded:
     """One rank's due result with its bound, in the kernel's declared scheme and slot sum."""
-    scheme = bench.can.scheme
-    one = bounded(x, ids, weights, experts, channels, scheme, limit, allowed)
+    scheme, given = bench.can.scheme, scales.random(limit)
+    one = bounded(x, ids, weights, experts, channels, scheme, limit, allowed, scales=given)
     if bench.can.slot_sum == "bfloat16" and scheme != "bf16_steps":  # Marlin adds slots in their order: bounded as such
-        return unordered(one, staged_slots(x, ids, experts, channels, scheme, limit), weights)
+        return unordered(one, staged_slots(x, ids, experts, channels, scheme, limit, scales=given), weights)
     return one
 
 

@@ -50,7 +50,7 @@ def random(stack: Stack, context: Context) -> Evidence:
         notes=[
             f"lambda {found.deviations:.2f}: one false alarm in {1 / ALARM:g} runs over all elements",
             "activations are mirrored, flipped codes have room"
-            if bench.can.scheme == "mxfp8"
+            if bench.can.scheme in ("mxfp8", "nvfp4")
             else "every rounding is noise around the exact FP64 result",
         ],
         method=bench.words,

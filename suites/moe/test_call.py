@@ -1,7 +1,7 @@
 """What the adapter hands to the kernel library on a GPU that need not be there: names, dtypes and shapes. Nothing runs.
 
 The calls are bound to the signatures of the library as installed, for weights in the kernel width that the backend has
-(`flashinfer_cutlass`, or `marlin` where that is asked for). Says nothing about results.
+(`flashinfer_cutlass`, or `marlin` and `flashinfer_cutedsl` where those are asked for). Says nothing about results.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from conformance.provenance.checkpoint import seeded
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import MoeCall, MoeCalls, MoeRequest, Stack, TensorInfo
 from conformance.suite import claim
-from suites.moe import marlin_calls
+from suites.moe import marlin_calls, nvfp4_calls
 
 _BACKEND, _MARLIN = "flashinfer_cutlass", "marlin"
 _CALL = "cutlass_fused_moe"
+_OWN = (_MARLIN, nvfp4_calls.BACKEND)
 _EXPERTS, _TOKENS = 2, 5
 _MOST = 12
 
@@ -47,8 +48,8 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
     capability = hardware_profiles.load(profile).capability
     assert capability is not None
     t, slots = _target(context.target), min(2, context.geometry.top_k)
-    marlin = t.backend == _MARLIN
-    shown = marlin_calls.FUNCTIONS if marlin else (_CALL,)
+    marlin, nvfp4 = t.backend == _MARLIN, t.backend == nvfp4_calls.BACKEND
+    shown = marlin_calls.FUNCTIONS if marlin else (_CALL, nvfp4_calls.CUTE)
     findings, told = list[Finding](), list[MoeCall]()
     for rank in context.ranks:
         weights = loaded.due(t).weights(rank, seeded(t.seed))
@@ -58,6 +59,8 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
         told = told or made
         if marlin:
             findings += _refused(made, rank) + marlin_calls.wrong(made, request, _TOKENS, slots)
+        elif nvfp4:
+            findings += nvfp4_calls.wrong(made, request, _TOKENS, slots)
         else:
             findings += _wrong(made, request, hardware_profiles.load(profile).arithmetic, slots)
     first = findings[0] if findings else None
@@ -75,8 +78,8 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
 
 
 def _target(target: Target) -> Target:
-    """The same model in the kernel width that Marlin has, or FlashInfer's CUTLASS."""
-    known = hardware_profiles.backends()[_MARLIN if target.backend == _MARLIN else _BACKEND]
+    """The same model in the kernel width that the backend has; others are asked about as FlashInfer's CUTLASS."""
+    known = hardware_profiles.backends()[target.backend if target.backend in _OWN else _BACKEND]
     return msgspec.structs.replace(
         target, backend=known.name, intermediate_roundings=known.intermediate, hidden_roundings=known.hidden
     )

@@ -15,7 +15,7 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references.moe_staged import moe_staged
-from suites.moe import due
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
 
@@ -29,11 +29,12 @@ def experts(stack: Stack, context: Context) -> Evidence:
     checkpoint = Checkpoint(Column(), Constant(ONE_SCALE + 5), Column(), one, Stripes(bench.experts), one)
     ids, weights = _routes(bench)
     x = bench.one_hot([0] * len(ids))
+    given = scales.probe(scales.reaching(due.lone_activation(32.0, 1.0, "bf16", limit)))
     for rank in context.ranks:
         own = bench.own(rank)
         right = due.experts(checkpoint, context.geometry, own, bench.device)
-        want = moe_staged(x, ids, weights, right, len(own), bench.can.scheme, limit)
-        with bench.layer(rank, checkpoint, limit) as layer:
+        want = moe_staged(x, ids, weights, right, len(own), bench.can.scheme, limit, scales=given)
+        with bench.layer(rank, checkpoint, limit, global_scales=given) as layer:
             got = bench.run(layer, x, ids, weights)
 
         def where(token: int, row: int) -> str:

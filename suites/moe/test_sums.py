@@ -12,7 +12,7 @@ from conformance.suite import claim
 from references import finalize
 from references.moe import decoded
 from references.moe_staged import bf16, moe_staged, staged_slots
-from suites.moe import due
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
 
@@ -27,15 +27,16 @@ def dense(stack: Stack, context: Context) -> Evidence:
     bench, exact = Bench(context), Exact(Bench(context), "moe.exact.dense")
     random, one = seeded(context.target.seed), Constant(ONE_SCALE)
     checkpoint = Checkpoint(Column(), Constant(ONE_SCALE + 5), random.w3, one, random.w2, one)
-    x = _signs(bench, context.target.seed)
+    x, given = _signs(bench, context.target.seed), scales.probe(scales.above(2.0**15))
     for rank in context.ranks:
         own = bench.own(rank)
         experts = due.experts(checkpoint, context.geometry, own, bench.device)
-        with bench.layer(rank, checkpoint, _LIMIT) as layer:
+        with bench.layer(rank, checkpoint, _LIMIT, global_scales=given) as layer:
             for expert in range(bench.experts):
                 chosen = x[_settled(x, expert, checkpoint, bench, rank)]
                 ids = torch.full((len(chosen), 1), expert, device=bench.device)
-                want = moe_staged(chosen, ids, ids * 0.0 + 1, experts, len(own), bench.can.scheme, _LIMIT)
+                scheme = bench.can.scheme
+                want = moe_staged(chosen, ids, ids * 0.0 + 1, experts, len(own), scheme, _LIMIT, scales=given)
                 got = bench.probe(layer, chosen, expert)
                 exact.compare(rank, expert, got, want, lambda token, column: f"token {token}, output {column}")
     return exact.evidence("sums over all channels are exact", context.target.seed, [f"{_TOKENS} dense tokens"])
@@ -70,14 +71,15 @@ def slots(stack: Stack, context: Context) -> Evidence:
     x = bench.one_hot([0] * bench.slots)
     ids = torch.arange(bench.slots, dtype=torch.int32, device=bench.device).repeat(bench.slots, 1)
     weights = torch.full(ids.shape, 2.0**-8, device=bench.device).fill_diagonal_(1.0)
+    given = scales.probe(scales.reaching(due.lone_activation(32.0, 1.0, "bf16", limit)))
     for rank in context.ranks:
         own = bench.own(rank)
         experts = due.experts(checkpoint, context.geometry, own, bench.device)
-        stored = staged_slots(x, ids, experts, len(own), bench.can.scheme, limit)
+        stored = staged_slots(x, ids, experts, len(own), bench.can.scheme, limit, scales=given)
         want, slack = finalize.unfused(stored, weights), None
         if bench.can.slot_sum == "bfloat16":
             want, slack = finalize.fused(stored, weights)
-        with bench.layer(rank, checkpoint, limit) as layer:
+        with bench.layer(rank, checkpoint, limit, global_scales=given) as layer:
             got = bench.run(layer, x, ids, weights)
         exact.compare(
             rank, None, got, want, lambda token, column: f"slot {token} of weight 1, output {column}", slack=slack

@@ -14,6 +14,9 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references.flips import mirrored
+from references.moe_staged import bf16, staged_input
+from references.nvfp4 import GlobalScales
+from suites.moe import scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
 
@@ -35,13 +38,21 @@ def clamp(stack: Stack, context: Context) -> Evidence:
     x = torch.zeros(len(_PAIRS), bench.hidden, dtype=torch.bfloat16, device=bench.device)
     x[:, 0], x[:, _UP_COLUMN] = gate.bfloat16(), up.bfloat16()
     for limit in _LIMITS:
+        given = GlobalScales(scales.above(48.0), scales.above(limit**2))
+        seen = staged_input(x.double(), bench.can.scheme, given)
+        gate, up = seen[:, 0], seen[:, _UP_COLUMN]
         for rank in context.ranks:
             own = bench.own(rank)
             zero = torch.zeros(len(_PAIRS), 32, dtype=torch.float64, device=bench.device)
-            right = mirrored(zero + gate[:, None], zero + up[:, None], zero, zero, bench.can.scheme, limit)
+            right = mirrored(
+                zero + gate[:, None], zero + up[:, None], zero, zero, bench.can.scheme, limit, scales=given
+            )
             want, slack = torch.zeros(2, len(_PAIRS), bench.hidden, dtype=torch.float64, device=bench.device)
-            want[:, own.start : own.stop], slack[:, own.start : own.stop] = right.value[:, :1], right.radius[:, :1]
-            with bench.layer(rank, checkpoint, limit) as layer:
+            value = bf16(right.value[:, :1])
+            low, high = bf16(right.value[:, :1] - right.radius[:, :1]), bf16(right.value[:, :1] + right.radius[:, :1])
+            want[:, own.start : own.stop] = value
+            slack[:, own.start : own.stop] = torch.maximum(high - value, value - low)
+            with bench.layer(rank, checkpoint, limit, global_scales=given) as layer:
                 for expert in range(bench.experts):
                     got = bench.probe(layer, x, expert)
                     exact.compare(rank, expert, got, want, _Where(limit), slack=slack)

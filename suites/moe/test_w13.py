@@ -16,12 +16,14 @@ from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Constant, D
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from references.moe_staged import staged_activation
-from suites.moe import due
+from references.moe_staged import bf16, staged_activation
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
 
 _LIMIT = 2.0**15
+_GATE = 32.0
+_LARGEST = 6 * 2.0**-3  # of seeded weights
 _LOUD = 14  # the smallest element 0.5 * 2^-6 makes a gate of 128
 _PAIR_OF_ONES = 0x22
 #: On a CPU every n-th input column is probed (all positions within a scale group come up), and one end of each scale
@@ -82,21 +84,22 @@ def _probe(
         raise NotSupported(f"an intermediate size of {g.intermediate} has no room in {g.hidden_size} outputs")
     columns = _columns(bench, edges)
     values = [2.0**_LOUD, -(2.0**_LOUD)] if name == "w1" else [1.0]
+    given = scales.probe(scales.above(_LARGEST * (values[0] if name == "w1" else _GATE)), values[0])
     at, tokens = torch.tensor(columns, device=bench.device), {value: bench.one_hot(columns, value) for value in values}
     for rank in context.ranks:
         own = bench.own(rank)
-        with bench.layer(rank, checkpoint, _LIMIT) as layer:
+        with bench.layer(rank, checkpoint, _LIMIT, global_scales=given) as layer:
             for expert in range(bench.experts):
                 whole = due.w13(checkpoint, name, expert, own, bench.hidden, bench.device)
                 read = whole.index_select(1, at).T
                 for value in values:
                     product = read * value
-                    gate, up = (product, value * 2.0**-_LOUD) if name == "w1" else (32.0, product)
+                    gate, up = (product, value * 2.0**-_LOUD) if name == "w1" else (_GATE, product)
                     gate, up = torch.broadcast_tensors(torch.as_tensor(gate), torch.as_tensor(up))
-                    activation = staged_activation(gate.to(read), up.to(read), bench.can.scheme, _LIMIT)
+                    activation = staged_activation(gate.to(read), up.to(read), bench.can.scheme, _LIMIT, scales=given)
                     got = bench.probe(layer, tokens[value], expert, slots=1)
                     want = torch.zeros_like(got)  # what is due is exact in BF16: the activation times 1
-                    want[:, own.start : own.stop] = activation
+                    want[:, own.start : own.stop] = bf16(activation)
                     exact.compare(
                         rank, expert, got, want, lambda token, row: f"{name.upper()} row {row}, column {columns[token]}"
                     )

@@ -18,7 +18,8 @@ from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Constant, D
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.moe import due
+from references.moe_staged import bf16
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact
 
@@ -51,24 +52,25 @@ def _probe(bench: Bench, checkpoint: Checkpoint, columns: dict[int, list[int]], 
     g, limit = bench.context.geometry, bench.context.geometry.swiglu_limit
     if g.intermediate > g.hidden_size:
         raise NotSupported(f"an intermediate size of {g.intermediate} has no room in {g.hidden_size} inputs")
-    h = due.lone_activation(_GATE, 1.0, bench.can.scheme, limit)
+    given = scales.probe(scales.above(_GATE))
+    h = due.lone_activation(_GATE, 1.0, bench.can.scheme, limit, given)
     exact = Exact(bench, name)
     for rank, chosen in columns.items():
         own, x = bench.own(rank), bench.one_hot(chosen)
         window = Span(chosen[0] // SCALE_GROUP * SCALE_GROUP, -(-(chosen[-1] + 1) // SCALE_GROUP) * SCALE_GROUP)
         mine = torch.tensor([own.start <= i < own.stop for i in chosen], device=bench.device)
-        with bench.layer(rank, checkpoint, limit) as layer:
+        with bench.layer(rank, checkpoint, limit, global_scales=given) as layer:
             for expert in range(bench.experts):
                 near = due.w2(checkpoint, expert, window, bench.hidden, bench.device) * h
-                want = near[:, torch.tensor(chosen) - window.start].T * mine[:, None]
+                want = bf16(near[:, torch.tensor(chosen) - window.start].T * mine[:, None])
                 got = bench.probe(layer, x, expert)
-                exact.compare(rank, expert, got, want, *_told(bench, checkpoint, expert, chosen, got / h))
+                exact.compare(rank, expert, got, want, *_told(bench, checkpoint, expert, chosen, got, h))
     notes = [f"activation {h:g}: gate {_GATE:g}, limit {limit}, {bench.can.scheme}"]
     return exact.evidence(right, bench.context.target.seed, notes)
 
 
 def _told(
-    bench: Bench, checkpoint: Checkpoint, expert: int, chosen: list[int], shown: torch.Tensor
+    bench: Bench, checkpoint: Checkpoint, expert: int, chosen: list[int], shown: torch.Tensor, h: float
 ) -> tuple[Callable[[int, int], str], Callable[[int, int], str]]:
     """Words for a difference: the place, and which checkpoint column answers instead (all of its rows tell)."""
 
@@ -80,7 +82,7 @@ def _told(
             return "nothing answers"
         g = bench.context.geometry
         whole = due.w2(checkpoint, expert, Span(0, g.intermediate), g.hidden_size, bench.device)
-        same = (whole == shown[token].double()[:, None]).all(0).nonzero().flatten().tolist()
+        same = (bf16(whole * h) == shown[token].double()[:, None]).all(0).nonzero().flatten().tolist()
         if not same:
             return "no column of the checkpoint looks like that"
         return f"checkpoint column {same[0]} answers, {same[0] - chosen[token]:+d} off"

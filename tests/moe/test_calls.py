@@ -10,12 +10,13 @@ import torch
 
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
-from conformance.errors import NotSupported
+from conformance.errors import NotSupported, StackRefused
 from conformance.gate.runner import evaluate
 from conformance.provenance import loaded
 from conformance.provenance.checkpoint import seeded
 from conformance.result import Status
 from conformance.stacks import reference_calls
+from conformance.stacks.flashinfer import nvfp4
 from conformance.stacks.flashinfer.stack import FlashInferStack
 from conformance.stacks.protocols import MoeRequest
 
@@ -32,6 +33,13 @@ def _module(known: tuple[str, ...]) -> tuple[ModuleType, ModuleType]:
     def interleave_moe_weights_for_sm90_mixed_gemm(weight, quant_type="fp4"): ...
     def interleave_moe_scales_for_sm90_mixed_gemm(scales, group_size=32): ...
 
+    def fp4_quantize(input, global_scale=None, sf_vec_size=16, sf_use_ue8m0=False, is_sf_swizzled_layout=True): ...
+    def cute_dsl_fused_moe_nvfp4(
+        x, x_sf, token_selected_experts, token_final_scales, w1_weight, w1_weight_sf, w1_alpha, fc2_input_scale,
+        w2_weight, w2_weight_sf, w2_alpha, num_experts, top_k, use_fused_finalize=True, moe_output=None,
+        activation_type=3, swiglu_limit=1.0,
+    ): ...  # fmt: skip
+
     always = "input token_selected_experts token_final_scales fc1_expert_weights fc2_expert_weights output_dtype"
     names = [*always.split(), "quant_scales", *(f"{name}=None" for name in known)]
     made: dict = {}
@@ -41,6 +49,8 @@ def _module(known: tuple[str, ...]) -> tuple[ModuleType, ModuleType]:
     for owner, function in (
         (top, mxfp8_quantize),
         (top, block_scale_interleave),
+        (top, fp4_quantize),
+        (top, cute_dsl_fused_moe_nvfp4),
         (moe, interleave_moe_weights_for_sm90_mixed_gemm),
         (moe, interleave_moe_scales_for_sm90_mixed_gemm),
         (moe, made["cutlass_fused_moe"]),
@@ -100,6 +110,30 @@ def test_real_adapter_and_hand_written_call_agree(monkeypatch):
         (due,) = reference_calls.calls(request, capability, 5, 2)
         assert made.function == due.function and made.tensors == due.tensors
         assert due.values.items() <= made.values.items()
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (12, 0)])
+def test_nvfp4_calls_bind_and_agree_with_those_written_by_hand(monkeypatch, capability):
+    stack = _install(monkeypatch)
+    weights = loaded.due(TARGET).weights(2, seeded(1))
+    request = MoeRequest(FLASH, 3, 2, "flashinfer_cutedsl", capability, 2, 10.0, weights)
+    for made, due in zip(
+        stack.moe_calls(request, capability, 5, 2), reference_calls.calls(request, capability, 5, 2), strict=True
+    ):
+        assert (made.refused, made.function, made.tensors) == ("", due.function, due.tensors)
+        assert due.values.items() <= made.values.items()
+
+
+def test_mxfp4_scales_are_carried_to_nvfp4():
+    """E4M3 times the global scale is the power of two; more than E4M3 spans is refused, and so is NaN."""
+    scales = torch.arange(110, 128, dtype=torch.uint8).view(1, 1, -1)
+    byte, whole = nvfp4.carried(scales)
+    found = byte.view(torch.float8_e4m3fn).double() * whole.double()
+    assert torch.equal(found, torch.exp2(scales.double() - 127).repeat_interleave(2, dim=2))
+    assert not nvfp4.carried(torch.tensor([[[0, 127]]], dtype=torch.uint8))[0][0, 0, :2].any()
+    for wrong in ([100, 127], [1, 20], [255, 250]):
+        with pytest.raises(StackRefused, match="do not fit NVFP4"):
+            nvfp4.carried(torch.tensor([[wrong]], dtype=torch.uint8))
 
 
 def test_a_capability_without_a_kernel(monkeypatch):

@@ -13,19 +13,28 @@ from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.errors import StackRefused
 from conformance.faults import moe as faults
+from conformance.faults import moe_nvfp4 as nvfp4_faults
 from conformance.faults.kernel import FaultyMoe
 from conformance.provenance import loaded
 from conformance.provenance.checkpoint import Checkpoint, Constant, seeded
 from conformance.stacks import reference_moe, reference_numerics, reference_prepare, reference_selection
 from conformance.stacks.protocols import MoeRequest
 from conformance.stacks.reference_moe import ReferenceMoe
-from references import mxfp4, mxfp8
+from references import moe_nvfp4, mxfp4, mxfp8, nvfp4
+from references.moe import decoded
 from references.moe_staged import bf16, moe_staged
-from suites.moe import due
+from suites.moe import due, scales
 from suites.moe.bench import Bench
 
 TINY = geometry.load("deepseek-v4-tiny")
 TARGET = Target(TINY, 3, "flashinfer_cutlass", None, None, (128,), (128,))
+SCALES = scales.random(10.0)
+#: Claims of the layer that run a kernel; `moe.tactics.right` takes long.
+NVFP4 = {
+    *(f"moe.exact.{name}" for name in ("w2", "w2_scale", "w1", "w3", "w13_scale", "dense", "sum")),
+    *("moe.routing.experts", "moe.swiglu.clamp", "moe.nan.visible", "moe.repeat.bitwise", "moe.bound.random"),
+    "moe.tp3.reference",
+}
 
 
 @pytest.mark.parametrize("module", [reference_moe, reference_numerics, reference_prepare, reference_selection])
@@ -54,7 +63,8 @@ def test_quantisers_agree_over_all_magnitudes(seed):
 
 def _layer(scheme: str, checkpoint: Checkpoint, limit: float | None = 10.0, rank: int = 1):
     weights = loaded.due(TARGET).weights(rank, checkpoint)
-    return ReferenceMoe(scheme).open(MoeRequest(TINY, 3, rank, TARGET.backend, None, 4, limit, weights))
+    request = MoeRequest(TINY, 3, rank, TARGET.backend, None, 4, limit, weights, global_scales=SCALES)
+    return ReferenceMoe(scheme).open(request)
 
 
 def _tokens(m: int = 150):
@@ -65,7 +75,40 @@ def _tokens(m: int = 150):
     return torch.randn(m, TINY.hidden_size, generator=rng).bfloat16() * 2, ids, torch.rand(m, 3, generator=rng)
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "mxfp8"])
+def test_nvfp4_quantisers_agree():
+    """Blocks of all sizes, values between and on codes; a right quantiser of the faults' own is a third."""
+    rng = torch.Generator().manual_seed(5)
+    x = torch.randn(300, 256, generator=rng) * torch.exp2(torch.randint(-12, 12, (300, 1), generator=rng).float())
+    x = x.bfloat16().float()
+    x[0] = 0.0
+    right = nvfp4.rounded(x, SCALES.input)
+    found = reference_numerics.to_nvfp4(x, SCALES.input).double() * SCALES.input
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
+    torch.testing.assert_close(nvfp4_faults.quantised(x, SCALES.input).double() * SCALES.input, right, rtol=0, atol=0)
+    spoilt = x.clone()
+    spoilt[1, 20], spoilt[2, 40] = torch.nan, torch.inf
+    odd = ~reference_numerics.to_nvfp4(spoilt, SCALES.input).isfinite()
+    assert odd.nonzero().tolist() == [[1, n] for n in range(16, 32)] + [[2, n] for n in range(32, 48)]
+
+
+def test_two_ways_of_writing_nvfp4_staging_agree():
+    """Blocks of channels against whole experts."""
+    x, ids, weights = _tokens(20)
+    own, checkpoint = Bench(Context(TARGET, None, None, lambda: ReferenceMoe("nvfp4"))).own(1), seeded(11)
+    of = due.experts(checkpoint, TINY, own, "cpu")
+    blocks = moe_staged(x, ids, weights, of, len(own), "nvfp4", 10.0, block=32, scales=SCALES)
+    whole = [moe_nvfp4.Expert(*decoded(of(expert, 0, len(own)), torch.float64)) for expert in range(4)]
+    torch.testing.assert_close(blocks, moe_nvfp4.moe(x.double(), ids, weights, whole, *SCALES, 10.0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("claim", sorted(NVFP4))
+def test_nvfp4_passes_what_others_pass(claim):
+    context = Context(TARGET, None, None, lambda: ReferenceMoe("nvfp4"))
+    evidence = catalogue.get(claim).function()(None, context)
+    assert evidence.ok, evidence.summary
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "mxfp8", "nvfp4"])
 def test_it_computes_what_the_staged_reference_does(scheme):
     """But for codes that the order of FP32 sums flips: a few in ten thousand outputs."""
     x, ids, weights = _tokens()
@@ -73,7 +116,8 @@ def test_it_computes_what_the_staged_reference_does(scheme):
     own, checkpoint = Bench(context).own(1), seeded(11)
     out = torch.full(x.shape, torch.nan, dtype=torch.bfloat16)
     _layer(scheme, checkpoint).run(x, ids, weights, out)
-    right = moe_staged(x, ids, weights, due.experts(checkpoint, TINY, own, "cpu"), len(own), scheme, 10.0)
+    experts = due.experts(checkpoint, TINY, own, "cpu")
+    right = moe_staged(x, ids, weights, experts, len(own), scheme, 10.0, scales=SCALES)
     assert float((out.double() != right).double().mean()) < 0.1
     assert float((out.double() - right).norm() / right.norm()) < 1e-3
 

@@ -16,8 +16,11 @@ from references.bound import Bounded, bounded, deviations, ulp, unordered
 from references.flips import mirrored
 from references.moe import Packed
 from references.moe_staged import staged_slots
+from suites.moe import scales
 
-SCHEMES = ["bf16", "mxfp8", "bf16_steps"]
+SCHEMES = ["bf16", "mxfp8", "nvfp4", "bf16_steps"]
+#: NVFP4's, as checks of random inputs give them.
+SCALES = scales.random(10.0)
 
 
 class Weights:
@@ -61,6 +64,7 @@ class Request:
 
     def __init__(self, weights, experts: int, limit: float):
         self.weights, self.experts, self.limit, self.alpha, self.beta = weights, experts, limit, 1.0, 0.0
+        self.global_scales = SCALES
 
 
 def _case(seed: int, scheme: str, hidden: int, channels: int, experts: int, tokens: int, family: int):
@@ -71,7 +75,7 @@ def _case(seed: int, scheme: str, hidden: int, channels: int, experts: int, toke
     ids = torch.arange(experts, dtype=torch.int32).repeat(tokens, 1)
     share = torch.softmax(torch.randn(tokens, experts, generator=rng), -1) * 1.5
     allowed = deviations(family, 1e-3)
-    right = bounded(x, ids, share, weights.packed, channels, scheme, 10.0, allowed)
+    right = bounded(x, ids, share, weights.packed, channels, scheme, 10.0, allowed, scales=SCALES)
 
     def run(spoil=None, factor=None) -> torch.Tensor:
         given = spoil(weights) if spoil else weights
@@ -142,9 +146,10 @@ def test_the_ceiling_is_never_under_the_error(scheme):
 def test_only_codes_near_a_boundary_have_room():
     rng = torch.Generator().manual_seed(0)
     gate, up = (torch.randn(64, 256, generator=rng, dtype=torch.float64) * 5 for _ in range(2))
-    noise = torch.full_like(gate, 1e-6)
-    for scheme, most in (("bf16", 0.02), ("mxfp8", 0.02)):
-        found = mirrored(gate, up, noise, noise, scheme, 10.0)
+    # NVFP4's codes are far apart: of 16,384, none is within the first two's noise of a boundary.
+    for scheme, size, most in (("bf16", 1e-6, 0.02), ("mxfp8", 1e-6, 0.02), ("nvfp4", 1e-3, 0.02)):
+        noise = torch.full_like(gate, size)
+        found = mirrored(gate, up, noise, noise, scheme, 10.0, scales=SCALES)
         assert 0 < float((found.radius > 0).double().mean()) < most
         assert bool((found.radius >= 0).all())
 
@@ -155,9 +160,9 @@ def test_room_covers_what_noise_does():
     gate, up = (torch.randn(64, 256, generator=rng, dtype=torch.float64) * 5 for _ in range(2))
     noise = torch.full_like(gate, 1e-3)
     for scheme in SCHEMES:
-        right = mirrored(gate, up, noise, noise, scheme, 10.0)
+        right = mirrored(gate, up, noise, noise, scheme, 10.0, scales=SCALES)
         moved = gate + noise * (2 * torch.rand(gate.shape, generator=rng) - 1)
-        found = mirrored(moved, up, noise * 0, noise * 0, scheme, 10.0)
+        found = mirrored(moved, up, noise * 0, noise * 0, scheme, 10.0, scales=SCALES)
         assert bool(((found.value - right.value).abs() <= right.radius + 1e-12).all())
         assert float((found.value - right.value).abs().max()) > 0
 

@@ -48,6 +48,7 @@ def noting(calls: list[MoeCall]) -> Library:
 
 
 def noted(function: Function, answer: Function, calls: list[MoeCall]) -> Function:
+    """`function` bound and noted down, and `answer` in its place."""
     signature = inspect.signature(function)
 
     def call(*positional: Any, **named: Any) -> Any:
@@ -57,10 +58,10 @@ def noted(function: Function, answer: Function, calls: list[MoeCall]) -> Functio
         except TypeError as error:
             calls.append(MoeCall(name, refused=str(error)))
             return answer(*positional, **named)
-        noted = MoeCall(name)
+        bound = MoeCall(name)
         for argument, value in given.items():
-            _note(noted, argument, value)
-        calls.append(noted)
+            _note(bound, argument, value)
+        calls.append(bound)
         return answer(*positional, **named)
 
     return call

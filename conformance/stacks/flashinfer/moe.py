@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 
 from conformance.errors import NotSupported
-from conformance.stacks.flashinfer import library, prepare
+from conformance.stacks.flashinfer import library, nvfp4, prepare
 from conformance.stacks.flashinfer.errors import stack_errors
 from conformance.stacks.flashinfer.library import Library
 from conformance.stacks.flashinfer.tactics import Tactics
 from conformance.stacks.protocols import MoeCall, MoeCapabilities, MoeRequest
 
 _DEVICE = "cuda"
+_NVFP4_BACKEND = "flashinfer_cutedsl"
 _BF16, _MXFP8 = {(9, 0)}, {(10, 0), (10, 3), (12, 0), (12, 1)}
 
 Scheme = Literal["bf16", "mxfp8"]
@@ -37,6 +38,8 @@ def scheme(capability: tuple[int, int]) -> Scheme:
 
 def calls(request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
     """What this adapter calls there, bound to the installed FlashInfer; nothing runs and no GPU is needed."""
+    if request.backend == _NVFP4_BACKEND:
+        return nvfp4.calls(request, capability, tokens, slots)
     noted: list[MoeCall] = []
     layer = FlashInferLayer(request, library.noting(noted), scheme(capability), "cpu")
     hidden = request.weights.info("w2_weight").rows
