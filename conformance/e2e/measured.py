@@ -32,7 +32,8 @@ class Plan:
     """What is measured: a checkpoint's folder, the sizes, where records are kept, what is planted where.
 
     `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
-    `parts`: what is measured of an engine (a planted fault needs only what its claims look at).
+    `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers that
+    are up, which have numbers instead of sizes; `against`: the record that the base is, from an earlier run.
     """
 
     def __init__(
@@ -47,10 +48,13 @@ class Plan:
         faults: dict[int, dict[str, Any]] | None = None,
         clean: Measured | None = None,
         parts: frozenset[str] = PARTS,
+        names: dict[int, str] | None = None,
+        against: Record | None = None,
     ):
         self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
         self.kept, self.limits_file = kept, limits_file
         self.faults, self.clean, self.parts = faults or {}, clean, parts
+        self.names, self.against = names or {}, against
 
 
 class Measured:
@@ -71,6 +75,9 @@ class Measured:
     @cached_property
     def limits(self) -> limits.Limits:
         return limits.find(self.model, self.plan.device, self.plan.limits_file)
+
+    def name(self, tp: int) -> str:
+        return self.plan.names.get(tp, f"TP{tp}")
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -160,6 +167,8 @@ class Measured:
         """What the run folder, or the clean measurement, already holds."""
         if self.plan.clean and tp not in self.plan.faults:
             return self.plan.clean.record(tp)
+        if self.plan.against and tp == self.base:
+            return self.plan.against
         path = self._path(tp)
         if path is None or not path.exists():
             return None
@@ -169,10 +178,11 @@ class Measured:
         return found
 
     def _path(self, tp: int) -> Path | None:
-        return self.plan.kept / f"tp{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
+        kind = "server" if self.plan.names else "tp"
+        return self.plan.kept / f"{kind}{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
 
     def _about(self, tp: int) -> About:
-        return About(self.plan.stack, self._version, self.model, tp, RECIPE)
+        return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base)
 
     def _request(self, tp: int, **options: Any) -> EngineRequest:
         fault = self.plan.faults.get(tp)
@@ -182,7 +192,7 @@ class Measured:
         try:
             return self._engine().open(self._request(tp, **options))
         except StackRefused as refusal:
-            raise StackRefused(f"TP{tp}: the engine refuses to start: {refusal}") from None
+            raise StackRefused(f"{self.name(tp)}: the engine refuses to start: {refusal}") from None
 
     def _alone(self, session: EngineSession) -> list[Answer]:
         return [session.generate([p], self.prompts.answer, TOP)[0] for p in self.prompts.short]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack, StackOptions
 
 _GROUP = "conformance.stacks"
+#: What `--endpoint` is judged as: no plug-in, and no name for `--stack`.
+ENDPOINT = "endpoint"
 #: Entry points whose stacks may be opened in the harness's own process.
 _AT_HOME = (
     "conformance.stacks.reference:open_stack",
@@ -41,6 +43,10 @@ def open_stack(name: str, options: StackOptions) -> Stack:
     """Raises UsageError for an unknown name, StackMissing where the plug-in itself cannot be imported."""
     if not _known():
         raise UsageError("no stacks are installed: run `pip install -e .` in the clone")
+    if name == ENDPOINT:
+        from conformance.stacks.endpoint import open_stack as opened
+
+        return opened(options)
     if name not in _known():
         raise nearest(name, names(), "stack")
     try:
@@ -57,6 +63,10 @@ def is_foreign(name: str) -> bool:
     not."""
     point = _known().get(name)
     return point is not None and getattr(point, "dist", None) is not None and point.value not in _AT_HOME
+
+
+def is_url(words: str) -> bool:
+    return words.startswith(("http://", "https://"))
 
 
 def described() -> dict[str, str]:

@@ -23,7 +23,7 @@ def batch(stack: Stack, context: Context) -> Evidence:
     findings: list[Finding] = []
     for tp in measured.sizes:
         record = measured.record(tp)
-        _compare(measured, f"TP{tp}, batched against alone", record.solo, record.batch, seen, findings)
+        _compare(measured, f"{measured.name(tp)}, batched against alone", record.solo, record.batch, seen, findings)
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule), measured.sizes)
 
 
@@ -35,8 +35,8 @@ def chunked(stack: Stack, context: Context) -> Evidence:
     findings: list[Finding] = []
     tp = measured.sizes[-1]
     for name, answers in measured.chunked().items():
-        _compare(measured, f"TP{tp}, {name}", measured.record(tp).solo, answers, seen, findings)
-        seen[f"TP{tp}, {name}"]["tokens from the cache"] = sum(a.cached for a in answers)
+        _compare(measured, f"{measured.name(tp)}, {name}", measured.record(tp).solo, answers, seen, findings)
+        seen[f"{measured.name(tp)}, {name}"]["tokens from the cache"] = sum(a.cached for a in answers)
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
 
 

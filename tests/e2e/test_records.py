@@ -17,7 +17,7 @@ from conformance.stacks.engine_protocol import Answer, Block, Likely
 from conformance.stacks.reference_engine import ReferenceEngine
 from references import make_checkpoint
 
-ABOUT = About("reference", "1", "model", 2, RECIPE)
+ABOUT = About("reference", "1", "model", 2, RECIPE, 2)
 
 
 def _record() -> Record:
