@@ -66,7 +66,7 @@ class Measured:
         self.prompts: Prompts = prompts(plan.config, context)
         self._records: dict[int, Record | StackError] = {}
         self._served: Told | StackError | None = None
-        self._variants: dict[str, dict[str, list[Answer]] | StackError] = {}
+        self._chunked: tuple[list[Answer], list[Answer]] | StackError | None = None
 
     @cached_property
     def model(self) -> str:
@@ -103,26 +103,26 @@ class Measured:
             raise found
         return found
 
-    def chunked(self) -> dict[str, list[Answer]]:
-        """The largest size once more, with prompts cut into chunks of half a window and the prefix cache on: each
-        prompt alone, and all of them again, which the cache then knows."""
-        if "chunked" not in self._variants:
-            chunk = max(16, (self.plan.config.get("sliding_window") or 128) // 2)
+    @property
+    def chunk(self) -> int:
+        """Half a window: a prompt's chunks cross window and compression borders."""
+        return max(16, (self.plan.config.get("sliding_window") or 128) // 2)
+
+    def chunked(self) -> tuple[list[Answer], list[Answer]]:
+        """The largest size once more, with prompts cut into chunks and the prefix cache on: each prompt alone, and all
+        of them again, which the cache then knows."""
+        if self._chunked is None:
             try:
-                session = self._open(self.sizes[-1], chunk=chunk, prefix_cache=True)
+                session = self._open(self.sizes[-1], chunk=self.chunk, prefix_cache=True)
                 try:
-                    self._variants["chunked"] = {
-                        f"in chunks of {chunk}": self._alone(session),
-                        "from the prefix cache": self._alone(session),
-                    }
+                    self._chunked = self._alone(session), self._alone(session)
                 finally:
                     session.close()
             except StackError as error:
-                self._variants["chunked"] = error
-        found = self._variants["chunked"]
-        if isinstance(found, StackError):
-            raise found
-        return found
+                self._chunked = error
+        if isinstance(self._chunked, StackError):
+            raise self._chunked
+        return self._chunked
 
     def served(self) -> Told:
         """What the stack's own server at the largest size answers; a planted fault of serving spoils the replies."""

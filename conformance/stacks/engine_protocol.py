@@ -34,13 +34,14 @@ class Likely(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step, and how many of the
-    prompt's tokens came from the prefix cache, where the engine says."""
+    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step; and where the engine
+    says: how many of the prompt's tokens came from the prefix cache, and how many tokens each of its steps computed."""
 
     tokens: list[int]
     finish: str
     likely: Likely
     cached: int = 0
+    steps: Sequence[int] = ()
 
 
 class Block(NamedTuple):

@@ -17,6 +17,8 @@ _RAISED = re.compile(r"^\(Worker[^)]*\) ERROR [^\]]*\] (\w*(?:Error|Exception): 
 _LOG_BYTES = 1 << 16
 #: The running engine and its trace folder.
 RUNNING: dict[str, Any] = {}
+#: Request -> the tokens that each step computed, of the last `generate`.
+STEPS: dict[str, list[int]] = {}
 
 
 def open_engine(plugin, model, tp, settings, fault):
@@ -43,6 +45,7 @@ def open_engine(plugin, model, tp, settings, fault):
     except Exception as error:
         raise Refused(_root_cause(error)) from error
     RUNNING["trace"] = trace
+    _watch_schedule(RUNNING["llm"])
     entry = sys.modules.get(f"{_PLUGIN}.entry")
     return {"version": vllm.__version__, "patches": patches + (list(entry.PATCHES) if entry else [])}
 
@@ -58,6 +61,28 @@ def _root_cause(error):
         return words
     first = next((line for line in found if "root cause" not in line), "")
     return f"{first} (as a rank has it in the log; {words[:80]})" if first else words
+
+
+def _watch_schedule(llm):
+    """Write down how many tokens of which request each step computes. A version that hides its scheduler tells none."""
+    core = getattr(getattr(llm.llm_engine, "engine_core", None), "engine_core", None)
+    scheduler = getattr(core, "scheduler", None)
+    if scheduler is None:
+        return
+    inner = scheduler.schedule
+
+    def schedule(*arguments, **named):
+        found = inner(*arguments, **named)
+        for request, tokens in found.num_scheduled_tokens.items():
+            STEPS.setdefault(str(request), []).append(int(tokens))
+        return found
+
+    scheduler.schedule = schedule
+
+
+def _steps(request):
+    """vLLM may lengthen a request's name by a random part of its own."""
+    return next((steps for name, steps in STEPS.items() if name.partition("-")[0] == str(request)), [])
 
 
 def _fork():
@@ -88,9 +113,11 @@ def install(plugin):
 
 
 def generate(prompts, tokens, top):
-    """Greedy, all prompts in one batch: [(token ids, finish reason, ids and log-probabilities of each step)]."""
+    """Greedy, all prompts in one batch: [(token ids, finish reason, ids and log-probabilities of each step, tokens from
+    the prefix cache, tokens that each step computed)]."""
     from vllm import SamplingParams
 
+    STEPS.clear()
     how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
     answers = RUNNING["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
     return [
@@ -99,6 +126,7 @@ def generate(prompts, tokens, top):
             str(a.outputs[0].finish_reason),
             _packed(a.outputs[0].logprobs, top),
             a.num_cached_tokens or 0,
+            _steps(a.request_id),
         )
         for a in answers
     ]
