@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _CONTEXT = 3072
 #: Requests at a time, and how often all prompts are asked so.
-_AT_ONCE, _ROUNDS, _FEW = 8, 4, 8
+_AT_ONCE, _ROUNDS = 8, 2
+#: Tokens that a server, and an engine that cuts prompts into chunks, answer with: what could go wrong shows in the first.
+_SERVED, _CHUNKED = 8, 4
 #: What is measured of an engine: see Record.
 PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
 
@@ -115,7 +117,7 @@ class Measured:
             try:
                 session = self._open(self.sizes[-1], chunk=self.chunk, prefix_cache=True)
                 try:
-                    self._chunked = self._alone(session), self._alone(session)
+                    self._chunked = self._alone(session, _CHUNKED), self._alone(session, _CHUNKED)
                 finally:
                     session.close()
             except StackError as error:
@@ -123,6 +125,10 @@ class Measured:
         if isinstance(self._chunked, StackError):
             raise self._chunked
         return self._chunked
+
+    @property
+    def served_tokens(self) -> int:
+        return min(_SERVED, self.prompts.answer)
 
     def served(self) -> Told:
         """What the stack's own server at the largest size answers; a planted fault of serving spoils the replies."""
@@ -135,8 +141,7 @@ class Measured:
                 server = self._engine().serve(self._request(tp))
                 try:
                     client = Client(server.url, server.model)
-                    rounds = _ROUNDS if self.prompts.answer > _FEW else 1
-                    self._served = client.everything(self.prompts.short, self.prompts.answer, _AT_ONCE, rounds)
+                    self._served = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS)
                 finally:
                     server.close()
             except StackError as error:
@@ -194,8 +199,8 @@ class Measured:
         except StackRefused as refusal:
             raise StackRefused(f"{self.name(tp)}: the engine refuses to start: {refusal}") from None
 
-    def _alone(self, session: EngineSession) -> list[Answer]:
-        return [session.generate([p], self.prompts.answer, TOP)[0] for p in self.prompts.short]
+    def _alone(self, session: EngineSession, tokens: int) -> list[Answer]:
+        return [session.generate([p], tokens, TOP)[0] for p in self.prompts.short]
 
     def _scored(self, tp: int, solo: list[Answer]) -> list[list[int]]:
         """The base's answers, which a planted fault never changes: with one, they are the clean base's."""
@@ -210,7 +215,7 @@ class Measured:
         ended = ""
         try:
             short, long, parts = self.prompts.short, self.prompts.long, self.plan.parts
-            solo = self._alone(session) if "solo" in parts else []
+            solo = self._alone(session, self.prompts.answer) if "solo" in parts else []
             record = Record(
                 self._about(tp),
                 solo=solo,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from .problems import Missing, Refused, stacks_words
-from .start import PATCHES, inspect_models_here
 
 _PLUGIN = "conformance_vllm_plugin"
 #: The end of a rank's traceback in the log, and how far back it is looked for.
@@ -34,20 +33,17 @@ def open_engine(plugin, model, tp, settings, fault):
         import vllm
     except Exception as error:
         raise Missing(stacks_words(error)) from error
-    patches = []
     if not torch.cuda.is_available():
         os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
-        inspect_models_here()
-        patches = _fork() + PATCHES
     given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
     try:
         RUNNING["llm"] = vllm.LLM(**given)
     except Exception as error:
         raise Refused(_root_cause(error)) from error
     RUNNING["trace"] = trace
-    _watch_schedule(RUNNING["llm"])
     entry = sys.modules.get(f"{_PLUGIN}.entry")
-    return {"version": vllm.__version__, "patches": patches + (list(entry.PATCHES) if entry else [])}
+    patches = [*(entry.PATCHES if entry else []), *_watch_schedule(RUNNING["llm"])]
+    return {"version": vllm.__version__, "patches": patches}
 
 
 def _root_cause(error):
@@ -68,7 +64,7 @@ def _watch_schedule(llm):
     core = getattr(getattr(llm.llm_engine, "engine_core", None), "engine_core", None)
     scheduler = getattr(core, "scheduler", None)
     if scheduler is None:
-        return
+        return []
     inner = scheduler.schedule
 
     def schedule(*arguments, **named):
@@ -78,23 +74,12 @@ def _watch_schedule(llm):
         return found
 
     scheduler.schedule = schedule
+    return ["the scheduler's steps are written down: how many tokens of which request"]
 
 
 def _steps(request):
     """vLLM may lengthen a request's name by a random part of its own."""
     return next((steps for name, steps in STEPS.items() if name.partition("-")[0] == str(request)), [])
-
-
-def _fork():
-    """Without a GPU nothing forbids to fork ranks from this process, where everything is imported: a third of the time
-    and of the memory."""
-    import multiprocessing
-
-    executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
-    if not hasattr(executor, "get_mp_context"):
-        return []
-    setattr(executor, "get_mp_context", lambda: multiprocessing.get_context("fork"))  # noqa: B010
-    return ["ranks are forked from the process that imported vLLM, not spawned: they share what it imported"]
 
 
 def install(plugin):
