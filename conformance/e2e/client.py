@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from conformance.errors import one_line, short
 
 _SECONDS = 120.0
-_OVERLONG = 1 << 16
 
 
 class Reply(NamedTuple):
@@ -43,13 +42,18 @@ class Client:
     def __init__(self, url: str, model: str):
         self._url, self._model = url.rstrip("/"), model
 
-    def everything(self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int, rounds: int) -> Told:
-        """Prompts alone, the first two again, then `rounds` times all of them, `at_once` at a time."""
+    def everything(
+        self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int, rounds: int, overlong: int
+    ) -> Told:
+        """Prompts alone, the first two again, then `rounds` times all of them, `at_once` at a time; `overlong`: more
+        tokens than the server can take."""
         alone = [self.complete(p, tokens) for p in prompts]
         again = [self.complete(p, tokens) for p in prompts[:2]]
         with ThreadPoolExecutor(at_once) as pool:
             together = list(pool.map(lambda p: self.complete(p, tokens), list(prompts) * rounds))
-        return Told(alone, again, together, self._bad(prompts[0]), self._status("/health"), self._lines("/metrics"))
+        return Told(
+            alone, again, together, self._bad(prompts[0], overlong), self._status("/health"), self._lines("/metrics")
+        )
 
     def complete(self, prompt: Sequence[int], tokens: int, /, **changes: Any) -> Reply:
         status, body = self._completion(prompt, tokens, changes)
@@ -65,9 +69,7 @@ class Client:
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             return Reply(status, error=f"no completion in the body: {type(error).__name__}: {error}")
 
-    def choice(
-        self, prompt: Sequence[int], tokens: int, changes: Mapping[str, Any]
-    ) -> tuple[int, dict[str, Any], str]:
+    def choice(self, prompt: Sequence[int], tokens: int, changes: Mapping[str, Any]) -> tuple[int, dict[str, Any], str]:
         """(status, the completion's only choice as it came, or empty; what went wrong)."""
         status, body = self._completion(prompt, tokens, changes)
         try:
@@ -84,10 +86,10 @@ class Client:
         body = json.dumps({**asked, **changes}).encode()
         return self._send(urllib.request.Request(self._url + "/v1/completions", body, headers))
 
-    def _bad(self, prompt: Sequence[int]) -> dict[str, Reply]:
+    def _bad(self, prompt: Sequence[int], overlong: int) -> dict[str, Reply]:
         return {
             "an unknown model": self.complete(prompt, 4, model="there-is-no-such-model"),
-            "a prompt longer than the context": self.complete([5] * _OVERLONG, 4),
+            "a prompt longer than the context": self.complete([5] * overlong, 4),
             "a negative number of tokens": self.complete(prompt, -4),
             "a prompt that is no prompt": self.complete(prompt, 4, prompt={"no": "prompt"}),
         }

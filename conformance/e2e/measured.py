@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CONTEXT = 3072
 #: Requests at a time, and how often all prompts are asked so.
 _AT_ONCE, _ROUNDS = 8, 2
-#: Tokens that a server, and an engine that cuts prompts into chunks, answer with: what could go wrong shows in the first.
+#: Tokens that a server, and an engine that cuts prompts into chunks, answer with: the first ones show what is wrong.
 _SERVED, _CHUNKED = 8, 4
 #: What is measured of an engine: see Record.
 PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
@@ -34,8 +34,8 @@ class Plan:
     """What is measured: a checkpoint's folder, the sizes, where records are kept, what is planted where.
 
     `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
-    `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers that
-    are up, which have numbers instead of sizes; `against`: the record that the base is, from an earlier run.
+    `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers
+    that are up, which have numbers instead of sizes; `against`: the base's record, from an earlier run.
     """
 
     def __init__(
@@ -141,7 +141,9 @@ class Measured:
                 server = self._engine().serve(self._request(tp))
                 try:
                     client = Client(server.url, server.model)
-                    self._served = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS)
+                    most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
+                    told = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS, most + 1)
+                    self._served = told
                 finally:
                     server.close()
             except StackError as error:

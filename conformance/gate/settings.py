@@ -210,6 +210,8 @@ def _endpoint(settings: Settings) -> Settings:
             _check_url(option, words)
         elif words and not (Path(words) / "manifest.json").is_file():
             raise UsageError(f"--against {short(words)}: the URL of a server, or the folder of a run, was due")
+    if settings.endpoint.rstrip("/") == (settings.against or "").rstrip("/"):
+        raise UsageError("--against is the same server as --endpoint: it would be compared with itself")
     if settings.stack or settings.vllm_python or settings.vllm_source:
         raise UsageError("--endpoint judges a server that is up: leave --stack, --vllm-python and --vllm-source out")
     if settings.layers not in ("", "e2e"):

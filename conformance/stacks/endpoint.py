@@ -105,6 +105,10 @@ def _check_log_probabilities(where: str, client: Client) -> None:
             "prompts too was due (vLLM does)"
         )
 
+    given = len((choice["logprobs"].get("top_logprobs") or [{}])[0])
+    if given < _TOP:
+        raise UsageError(f"{where}: gives {given} of the {_TOP} likeliest tokens; start it with --max-logprobs {_TOP}")
+
 
 def _is(url: str) -> str:
     status, body = Client(url, "").ask("/version")

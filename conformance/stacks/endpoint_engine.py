@@ -34,7 +34,7 @@ class EndpointEngine:
 
     def serve(self, request: EngineRequest) -> Up:
         server = self._server(request)
-        return Up(server.url, server.model)
+        return Up(server.url, server.model, server.context)
 
     def _server(self, request: EngineRequest) -> Server:
         default = EngineRequest(request.model, request.tp)
@@ -48,6 +48,7 @@ class Up(NamedTuple):
 
     url: str
     model: str
+    context: int
 
     def close(self) -> str:
         return ""
@@ -73,6 +74,8 @@ class EndpointSession:
     def score(self, sequence: Sequence[int], top: int) -> Likely:
         told = self._choice(sequence, 1, {"prompt_logprobs": top}).get("prompt_logprobs") or []
         steps = [{_id(key): _number((value or {}).get("logprob")) for key, value in row.items()} for row in told[1:]]
+        if len(steps) != len(sequence) - 1:
+            raise StackRefused(f"{len(steps)} of a prompt's {len(sequence) - 1} positions come with log-probabilities")
         return likely(steps, top)
 
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:

@@ -70,10 +70,12 @@ class EngineSession(Protocol):
 
 
 class Served(Protocol):
-    """A running OpenAI-compatible server on loopback, that takes prompts as token ids. `model`: its name there."""
+    """A running OpenAI-compatible server, that takes prompts as token ids. `model`: its name there; `context`: the most
+    tokens that it takes, 0 where it does not say."""
 
     url: str
     model: str
+    context: int
 
     def close(self) -> str:
         """As EngineSession.close."""

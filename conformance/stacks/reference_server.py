@@ -20,7 +20,7 @@ class ReferenceServer:
 
     def __init__(self, request: EngineRequest):
         session, lock = ReferenceSession(request), threading.Lock()
-        counted = [0]
+        self.context, counted = request.context, [0]
 
         def complete(asked: dict[str, Any]) -> dict[str, Any]:
             prompt, tokens = asked.get("prompt"), asked.get("max_tokens")

@@ -68,5 +68,6 @@ def divergence(stack: Stack, context: Context) -> Evidence:
 
 def _others(measured: Measured) -> tuple[int, ...]:
     if not measured.others:
-        raise NotSupported(f"one size alone, {measured.name(measured.base)}: nothing to compare; give two, as in --tp 2,3")
+        missing = "--against another server or a run" if measured.plan.names else "two sizes, as in --tp 2,3"
+        raise NotSupported(f"{measured.name(measured.base)} alone: nothing to compare it with; give {missing}")
     return measured.others

@@ -7,17 +7,18 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from conformance.e2e import limits, opening
-from conformance.errors import UsageError
+from conformance.errors import StackCrashed, StackRefused, UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
 from conformance.result import ClaimResult
 from conformance.stacks.endpoint import look
+from conformance.stacks.endpoint_engine import EndpointSession
 from conformance.stacks.engine_protocol import EngineRequest
 from conformance.stacks.reference_server import ReferenceServer
 from references import make_checkpoint
@@ -88,11 +89,14 @@ def test_one_server_alone_is_not_compared(tmp_path, model, calibrated, two):
     }
 
 
+TOLD = {"top_logprobs": [{f"token_id:{n}": -3.0 for n in range(20)}]}
+
+
 class Answering(BaseHTTPRequestHandler):
     """GET /v1/models with `models`, completions with `choice`."""
 
-    models: Any = {"data": [{"id": "m"}]}
-    choice: Any = {"token_ids": [1], "logprobs": {"top_logprobs": [{}]}, "prompt_logprobs": [None, {}]}
+    models: ClassVar[Any] = {"data": [{"id": "m"}]}
+    choice: ClassVar[Any] = {"token_ids": [1], "logprobs": TOLD, "prompt_logprobs": [None, {}]}
     status = 200
 
     def do_GET(self) -> None:
@@ -132,7 +136,11 @@ def test_a_server_that_gives_what_is_needed_is_taken(answering):
     [
         ({"models": "hello"}, "not an OpenAI-compatible server"),
         ({"models": {"data": []}}, "not an OpenAI-compatible server"),
-        ({"choice": {"token_ids": [1], "logprobs": {"top_logprobs": [{}]}}}, "without prompt_logprobs"),
+        ({"choice": {"token_ids": [1], "logprobs": TOLD}}, "without prompt_logprobs"),
+        (
+            {"choice": {"token_ids": [1], "logprobs": {"top_logprobs": [{"token_id:1": 0.0}]}, "prompt_logprobs": [1]}},
+            "gives 1 of the 20 likeliest",
+        ),
         ({"choice": {"text": "x"}}, "without token_ids and without logprobs and without prompt_logprobs"),
         ({"status": 400}, r"answered with 400 \(logprobs above the most\)"),
     ],
@@ -174,6 +182,7 @@ def test_a_run_of_another_checkpoint_is_a_wrong_call(tmp_path, model, two):
         ("the root URL of a server was due", {"endpoint": "localhost:8000", "model": "m"}),
         ("the root URL of a server was due", {"endpoint": "http://a:x", "model": "m"}),
         ("or the folder of a run, was due", {"endpoint": "http://a", "against": "nowhere", "model": "m"}),
+        ("compared with itself", {"endpoint": "http://a", "against": "http://a/", "model": "m"}),
         ("leave --stack", {"endpoint": "http://a", "stack": "vllm", "model": "m"}),
         ("in layer e2e alone", {"endpoint": "http://a", "layers": "moe", "model": "m"}),
         ("needs --model DIR", {"endpoint": "http://a"}),
@@ -183,3 +192,19 @@ def test_a_run_of_another_checkpoint_is_a_wrong_call(tmp_path, model, two):
 def test_wrong_calls(words, settings):
     with pytest.raises(UsageError, match=words):
         resolve(Settings(**settings))
+
+
+def test_a_server_that_scores_half_a_prompt_is_refused(monkeypatch, answering):
+    server = look("--endpoint", answering)
+    monkeypatch.setattr(Answering, "choice", {"token_ids": [1], "prompt_logprobs": [None, {"1": {"logprob": -1.0}}]})
+    with pytest.raises(StackRefused, match="1 of a prompt's 3 positions"):
+        EndpointSession(server).score([5, 6, 7, 8], 20)
+
+
+def test_a_server_that_is_gone_has_crashed_and_null_is_not_a_number(monkeypatch, answering):
+    server = look("--endpoint", answering)
+    monkeypatch.setattr(Answering, "choice", {"prompt_logprobs": [None, {"7": {"logprob": None}}]})
+    assert EndpointSession(server).score([5, 6], 1).values.isnan().all()
+    gone = server._replace(url="http://127.0.0.1:9")
+    with pytest.raises(StackCrashed, match="no answer any more"):
+        EndpointSession(gone).score([5, 6], 1)

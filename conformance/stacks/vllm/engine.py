@@ -74,7 +74,7 @@ class VllmServer:
     model = "model"
 
     def __init__(self, worker: Worker, request: EngineRequest):
-        self._worker = worker
+        self._worker, self.context = worker, request.context
         settings = {key: value for key, value in _settings(request).items() if key not in _NOT_SERVED}
         try:
             port = worker.call(

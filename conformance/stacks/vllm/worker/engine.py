@@ -1,6 +1,5 @@
 """A whole vLLM engine in this worker: started, asked, ended. The plug-in goes into every process that vLLM starts."""
 
-import importlib
 import json
 import os
 import re
