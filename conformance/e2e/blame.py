@@ -71,6 +71,9 @@ def _limit(measured: Measured, module: str) -> float:
 def words(measured: Measured, tps: tuple[int, ...]) -> list[str]:
     """For a failing claim: never raises."""
     try:
-        return [blamed.words for blamed in first(measured, tps)] or ["no block alone is off: look between the blocks"]
+        found = [blamed.words for blamed in first(measured, tps)]
+        if not any(measured.record(tp).blocks for tp in tps):
+            return ["not localised: no block was looked into"]
+        return found or ["no block alone is off: look between the blocks"]
     except StackError as error:
         return [f"not localised: {error}"]

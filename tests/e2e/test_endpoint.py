@@ -79,6 +79,7 @@ def test_a_server_with_late_weights_is_no_go(tmp_path, model, calibrated, two):
     assert word is Word.NO_GO
     assert found["e2e.parity.logprobs"].status == "fail" and found["e2e.reference.logprobs"].status == "fail"
     assert found["e2e.serving.answers"].status == "pass"
+    assert "not localised: no block was looked into" in found["e2e.parity.logprobs"].reason
 
 
 def test_one_server_alone_is_not_compared(tmp_path, model, calibrated, two):
