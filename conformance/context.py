@@ -105,6 +105,9 @@ class Target(msgspec.Struct, frozen=True):
     model: str = ""
     sizes: tuple[int, ...] = ()
     limits: str = ""
+    #: The root URL of a server that is up, and the URL, or the run folder, that it is compared with.
+    endpoint: str = ""
+    against: str = ""
     #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
     layout: str = ""
     #: Faults are planted: the checks are judged, and no machine.
@@ -144,6 +147,7 @@ class Target(msgspec.Struct, frozen=True):
             else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
             "of the same layout beside this one",
             "choice": self.choiceless,
+            "own-engine": "" if not self.endpoint else "a server that is up shows no block, and keeps its schedule",
             "attention-sources": self._attention_binary(),
             "sm90-call": "" if self.backend != "flashinfer_cutedsl" else "SM90 multiplies no NVFP4",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",

@@ -39,9 +39,10 @@ def frequencies(theta: float, yarn: dict[str, Any] | None = None, width: int = R
 
 def of_layer(config: dict[str, Any], ratio: int) -> torch.Tensor:
     """Frequencies of a layer with this compression ratio, from the checkpoint's config.json."""
+    width = config.get("qk_rope_head_dim", ROPE)
     if not ratio:
-        return frequencies(config["rope_theta"])
-    return frequencies(config["compress_rope_theta"], config.get("rope_scaling"))
+        return frequencies(config["rope_theta"], width=width)
+    return frequencies(config["compress_rope_theta"], config.get("rope_scaling"), width)
 
 
 def angles(frequency: torch.Tensor, positions: int) -> torch.Tensor:
@@ -56,12 +57,14 @@ def table(frequency: torch.Tensor, positions: int) -> torch.Tensor:
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, inverse: bool = False) -> torch.Tensor:
-    """x (T, ..., D) with positions (T,): the last 64 channels rotated, in FP64, by what the table holds."""
+    """x (T, ..., D) with positions (T,): the last channels, as many as the table is wide, rotated in FP64 by what it
+    holds."""
+    width = table.shape[1]
     cos, sin = table.double()[positions].view(-1, *[1] * (x.dim() - 2), table.shape[1]).chunk(2, dim=-1)
-    even, odd = x[..., -ROPE::2].double(), x[..., -ROPE + 1 :: 2].double()
+    even, odd = x[..., -width::2].double(), x[..., -width + 1 :: 2].double()
     sin = -sin if inverse else sin
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return torch.cat((x[..., :-ROPE].double(), turned), dim=-1)
+    return torch.cat((x[..., :-width].double(), turned), dim=-1)
 
 
 def turn_size(x: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,9 @@ E2E: dict[str, Any] = EVEN | {
     "num_nextn_predict_layers": 0,
     "swiglu_limit": 1.0,
 }
-PRESETS = {"even": EVEN, "uneven": UNEVEN, "e2e": E2E}
+#: Beside it, with looser limits: half of its layers routed by learned scores.
+LEARNED: dict[str, Any] = E2E | {"num_hash_layers": 2}
+PRESETS = {"even": EVEN, "uneven": UNEVEN, "e2e": E2E, "learned": LEARNED}
 
 _TORCH = {"BF16": torch.bfloat16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _MEAN = {"norm.weight": 1.0, "_scale": 1.0}

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from references.attention_compress import entries
+from references.attention_rope import of_layer, rotated, table
 from references.v4_hyper import rms_norm, unit_rms
-from references.v4_rope import frequencies, rotate
 from references.v4_weights import Weights
 
 NEVER = float("-inf")
@@ -23,12 +24,13 @@ def attention(w: Weights, layer: str, ratio: int, x: torch.Tensor) -> torch.Tens
     c = w.config
     eps, heads, width = c["rms_norm_eps"], c["num_attention_heads"], c["head_dim"]
     positions = torch.arange(len(x))
-    turn = frequencies(c, compressed=ratio > 0)
+    turn = table(of_layer(c, ratio), len(x))
 
     low = rms_norm(x @ w(f"{layer}.wq_a").T, w(f"{layer}.q_norm"), eps)
     q = unit_rms((low @ w(f"{layer}.wq_b").T).unflatten(-1, (heads, width)), eps)
-    q = rotate(q, positions, turn)
-    kv = rotate(rms_norm(x @ w(f"{layer}.wkv").T, w(f"{layer}.kv_norm"), eps), positions, turn)
+    q = rotated(q, positions, turn).to(x.dtype)
+    kv = rms_norm(x @ w(f"{layer}.wkv").T, w(f"{layer}.kv_norm"), eps)
+    kv = rotated(kv, positions, turn).to(x.dtype)
 
     age = positions[:, None] - positions
     seen = (age >= 0) & (age < c["sliding_window"])
@@ -43,7 +45,7 @@ def attention(w: Weights, layer: str, ratio: int, x: torch.Tensor) -> torch.Tens
     score = score.masked_fill(~seen[:, None], NEVER)
     sink = w(f"{layer}.attn_sink").expand(len(x), heads)[..., None]
     share = torch.softmax(torch.cat([score, sink], -1), -1)[..., :-1]
-    out = rotate(torch.einsum("sht,td->shd", share, kv), positions, turn, back=True)
+    out = rotated(torch.einsum("sht,td->shd", share, kv), positions, turn, inverse=True).to(x.dtype)
 
     grouped = out.reshape(len(x), c["o_groups"], -1)
     wo_a = w(f"{layer}.wo_a").unflatten(0, (c["o_groups"], -1))
@@ -56,26 +58,10 @@ def complete(positions: torch.Tensor, entries: int, ratio: int) -> torch.Tensor:
 
 
 def compressed(w: Weights, name: str, ratio: int, x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """(S // ratio, D): softmax-weighted means of windows of tokens, normed, turned by the window's first position.
-
-    Ratio 4 has two series: an entry takes the second of its own window and the first of the window before.
-    """
-    entries = len(x) // ratio
-    used = x[: entries * ratio]
-    kv = (used @ w(f"{name}.wkv").T).unflatten(0, (entries, ratio))
-    gate = (used @ w(f"{name}.wgate").T).unflatten(0, (entries, ratio)) + w(f"{name}.ape")
-    if ratio == 4:
-        kv, gate = _with_window_before(kv, 0.0), _with_window_before(gate, NEVER)
-    mean = (kv * torch.softmax(gate, 1)).sum(1)
-    mean = rms_norm(mean, w(f"{name}.norm"), w.config["rms_norm_eps"])
-    return rotate(mean, torch.arange(entries) * ratio, turn)
-
-
-def _with_window_before(series: torch.Tensor, nothing: float) -> torch.Tensor:
-    """(entries, ratio, 2 D) -> (entries, 2 ratio, D)."""
-    before, own = series.chunk(2, -1)
-    first = torch.full_like(before[:1], nothing)
-    return torch.cat([torch.cat([first, before[:-1]]), own], 1)
+    """(S // ratio, D)."""
+    kv, gate = x @ w(f"{name}.wkv").T, x @ w(f"{name}.wgate").T
+    eps = w.config["rms_norm_eps"]
+    return entries(kv, gate, w(f"{name}.ape"), w(f"{name}.norm"), eps, turn, ratio).to(x.dtype)
 
 
 def indexed(
@@ -87,7 +73,8 @@ def indexed(
     keys = compressed(w, f"{name}.compressor", ratio, x, turn)
     if len(keys) <= c["index_topk"]:
         return torch.ones_like(there)
-    q = rotate((low @ w(f"{name}.wq_b").T).unflatten(-1, (heads, width)), torch.arange(len(x)), turn)
+    q = (low @ w(f"{name}.wq_b").T).unflatten(-1, (heads, width))
+    q = rotated(q, torch.arange(len(x)), turn).to(x.dtype)
     weight = x @ w(f"{name}.weights_proj").T * (heads * width) ** -0.5
     score = (torch.relu(torch.einsum("shd,td->sht", q, keys)) * weight[..., None]).sum(1)
     best = score.masked_fill(~there, NEVER).topk(c["index_topk"], -1).indices

@@ -44,6 +44,8 @@ def gate(
     checkpoint_bytes: options.CheckpointBytes = False,
     model: options.Model = None,
     limits: options.Limits = None,
+    endpoint: options.Endpoint = None,
+    against: options.Against = None,
     nightly: options.Nightly = False,
     claim: Claims = None,
     then: Then = None,
@@ -86,6 +88,8 @@ def gate(
         checkpoint_bytes=checkpoint_bytes,
         model=model,
         limits=limits,
+        endpoint=endpoint,
+        against=against,
         nightly=nightly,
     )
     selected = {found for name in claim for found in catalogue.named(name)} if claim else None

@@ -38,6 +38,10 @@ CheckpointBytes = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="Folder of a checkpoint that engines serve end to end.")]
 Limits = Annotated[str | None, typer.Option(help="File of limits calibrated for --model; default: those that ship.")]
+Endpoint = Annotated[str | None, typer.Option(help="Root URL of a server that is up: judged in layer e2e.")]
+Against = Annotated[
+    str | None, typer.Option(help="What --endpoint is compared with: the URL of another server, or a run folder.")
+]
 Nightly = Annotated[
     bool, typer.Option("--nightly", help="Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.")
 ]

@@ -18,7 +18,7 @@ from conformance.stacks.engine_protocol import Block
 class Blamed(NamedTuple):
     """`error`: |y - due| / |due| (Frobenius), NaN where the output has one; `limit`: of clean stacks."""
 
-    tp: int
+    engine: str
     module: str
     error: float
     limit: float
@@ -27,9 +27,9 @@ class Blamed(NamedTuple):
     @property
     def words(self) -> str:
         if self.error != self.error:
-            return f"TP{self.tp}, {self.module} is the first block whose output is not finite"
+            return f"{self.engine}, {self.module} is the first block whose output is not finite"
         size = f"off by {self.error:.1%}, {self.limit:.1%} allowed"
-        return f"TP{self.tp}, {self.module} is the first block that is wrong: {size}"
+        return f"{self.engine}, {self.module} is the first block that is wrong: {size}"
 
 
 def errors(measured: Measured, tp: int) -> dict[str, tuple[float, int]]:
@@ -55,7 +55,7 @@ def first(measured: Measured, tps: tuple[int, ...]) -> list[Blamed]:
     for tp in tps:
         for module, (error, token) in errors(measured, tp).items():
             if not error <= (limit := _limit(measured, module)):
-                found.append(Blamed(tp, module, error, limit, token))
+                found.append(Blamed(measured.name(tp), module, error, limit, token))
                 break
     return found
 
@@ -71,6 +71,9 @@ def _limit(measured: Measured, module: str) -> float:
 def words(measured: Measured, tps: tuple[int, ...]) -> list[str]:
     """For a failing claim: never raises."""
     try:
-        return [blamed.words for blamed in first(measured, tps)] or ["no block alone is off: look between the blocks"]
+        found = [blamed.words for blamed in first(measured, tps)]
+        if not any(measured.record(tp).blocks for tp in tps):
+            return ["not localised: no block was looked into"]
+        return found or ["no block alone is off: look between the blocks"]
     except StackError as error:
         return [f"not localised: {error}"]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _CONTEXT = 3072
 #: Requests at a time, and how often all prompts are asked so.
-_AT_ONCE, _ROUNDS, _FEW = 8, 4, 8
+_AT_ONCE, _ROUNDS = 8, 2
+#: Tokens that a server, and an engine that cuts prompts into chunks, answer with: the first ones show what is wrong.
+_SERVED, _CHUNKED = 8, 4
 #: What is measured of an engine: see Record.
 PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
 
@@ -32,7 +34,8 @@ class Plan:
     """What is measured: a checkpoint's folder, the sizes, where records are kept, what is planted where.
 
     `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
-    `parts`: what is measured of an engine (a planted fault needs only what its claims look at).
+    `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers
+    that are up, which have numbers instead of sizes; `against`: the base's record, from an earlier run.
     """
 
     def __init__(
@@ -47,10 +50,13 @@ class Plan:
         faults: dict[int, dict[str, Any]] | None = None,
         clean: Measured | None = None,
         parts: frozenset[str] = PARTS,
+        names: dict[int, str] | None = None,
+        against: Record | None = None,
     ):
         self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
         self.kept, self.limits_file = kept, limits_file
         self.faults, self.clean, self.parts = faults or {}, clean, parts
+        self.names, self.against = names or {}, against
 
 
 class Measured:
@@ -62,7 +68,7 @@ class Measured:
         self.prompts: Prompts = prompts(plan.config, context)
         self._records: dict[int, Record | StackError] = {}
         self._served: Told | StackError | None = None
-        self._variants: dict[str, dict[str, list[Answer]] | StackError] = {}
+        self._chunked: tuple[list[Answer], list[Answer]] | StackError | None = None
 
     @cached_property
     def model(self) -> str:
@@ -71,6 +77,9 @@ class Measured:
     @cached_property
     def limits(self) -> limits.Limits:
         return limits.find(self.model, self.plan.device, self.plan.limits_file)
+
+    def name(self, tp: int) -> str:
+        return self.plan.names.get(tp, f"TP{tp}")
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -96,26 +105,30 @@ class Measured:
             raise found
         return found
 
-    def chunked(self) -> dict[str, list[Answer]]:
-        """The largest size once more, with prompts cut into chunks of half a window and the prefix cache on: each
-        prompt alone, and all of them again, which the cache then knows."""
-        if "chunked" not in self._variants:
-            chunk = max(16, (self.plan.config.get("sliding_window") or 128) // 2)
+    @property
+    def chunk(self) -> int:
+        """Half a window: a prompt's chunks cross window and compression borders."""
+        return max(16, (self.plan.config.get("sliding_window") or 128) // 2)
+
+    def chunked(self) -> tuple[list[Answer], list[Answer]]:
+        """The largest size once more, with prompts cut into chunks and the prefix cache on: each prompt alone, and all
+        of them again, which the cache then knows."""
+        if self._chunked is None:
             try:
-                session = self._open(self.sizes[-1], chunk=chunk, prefix_cache=True)
+                session = self._open(self.sizes[-1], chunk=self.chunk, prefix_cache=True)
                 try:
-                    self._variants["chunked"] = {
-                        f"in chunks of {chunk}": self._alone(session),
-                        "from the prefix cache": self._alone(session),
-                    }
+                    self._chunked = self._alone(session, _CHUNKED), self._alone(session, _CHUNKED)
                 finally:
                     session.close()
             except StackError as error:
-                self._variants["chunked"] = error
-        found = self._variants["chunked"]
-        if isinstance(found, StackError):
-            raise found
-        return found
+                self._chunked = error
+        if isinstance(self._chunked, StackError):
+            raise self._chunked
+        return self._chunked
+
+    @property
+    def served_tokens(self) -> int:
+        return min(_SERVED, self.prompts.answer)
 
     def served(self) -> Told:
         """What the stack's own server at the largest size answers; a planted fault of serving spoils the replies."""
@@ -128,8 +141,9 @@ class Measured:
                 server = self._engine().serve(self._request(tp))
                 try:
                     client = Client(server.url, server.model)
-                    rounds = _ROUNDS if self.prompts.answer > _FEW else 1
-                    self._served = client.everything(self.prompts.short, self.prompts.answer, _AT_ONCE, rounds)
+                    most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
+                    told = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS, most + 1)
+                    self._served = told
                 finally:
                     server.close()
             except StackError as error:
@@ -160,6 +174,8 @@ class Measured:
         """What the run folder, or the clean measurement, already holds."""
         if self.plan.clean and tp not in self.plan.faults:
             return self.plan.clean.record(tp)
+        if self.plan.against and tp == self.base:
+            return self.plan.against
         path = self._path(tp)
         if path is None or not path.exists():
             return None
@@ -169,10 +185,11 @@ class Measured:
         return found
 
     def _path(self, tp: int) -> Path | None:
-        return self.plan.kept / f"tp{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
+        kind = "server" if self.plan.names else "tp"
+        return self.plan.kept / f"{kind}{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
 
     def _about(self, tp: int) -> About:
-        return About(self.plan.stack, self._version, self.model, tp, RECIPE)
+        return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base)
 
     def _request(self, tp: int, **options: Any) -> EngineRequest:
         fault = self.plan.faults.get(tp)
@@ -182,10 +199,10 @@ class Measured:
         try:
             return self._engine().open(self._request(tp, **options))
         except StackRefused as refusal:
-            raise StackRefused(f"TP{tp}: the engine refuses to start: {refusal}") from None
+            raise StackRefused(f"{self.name(tp)}: the engine refuses to start: {refusal}") from None
 
-    def _alone(self, session: EngineSession) -> list[Answer]:
-        return [session.generate([p], self.prompts.answer, TOP)[0] for p in self.prompts.short]
+    def _alone(self, session: EngineSession, tokens: int) -> list[Answer]:
+        return [session.generate([p], tokens, TOP)[0] for p in self.prompts.short]
 
     def _scored(self, tp: int, solo: list[Answer]) -> list[list[int]]:
         """The base's answers, which a planted fault never changes: with one, they are the clean base's."""
@@ -200,7 +217,7 @@ class Measured:
         ended = ""
         try:
             short, long, parts = self.prompts.short, self.prompts.long, self.plan.parts
-            solo = self._alone(session) if "solo" in parts else []
+            solo = self._alone(session, self.prompts.answer) if "solo" in parts else []
             record = Record(
                 self._about(tp),
                 solo=solo,

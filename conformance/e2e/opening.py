@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 import hardware_profiles
 from conformance.context import Target
 from conformance.e2e.measured import PARTS, Measured, Plan
-from conformance.errors import NotSupported, StackMissing
+from conformance.e2e.prompts import RECIPE
+from conformance.errors import NotSupported, StackMissing, UsageError
+from conformance.stacks.endpoint import AGAINST, JUDGED
+from conformance.stacks.registry import is_url
 
 if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack
@@ -65,11 +68,36 @@ def measured(
         )
     folder = Path(target.model) if target.model else small()
     config = json.loads((folder / "config.json").read_text())
+    if target.endpoint:
+        return _of_servers(stack, target, folder, config, kept)
     device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
     plan = Plan(
         folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts
     )
     return Measured(plan, stack.engine, stack.info().version)
+
+
+def _of_servers(stack: Stack, target: Target, folder: Path, config: dict[str, Any], kept: Path | None) -> Measured:
+    """The judged server against another one, or against the base record of a run of the same checkpoint."""
+    from conformance.e2e import limits
+    from conformance.e2e.record import base_of
+
+    against = None
+    names = {JUDGED: target.endpoint}
+    if target.against:
+        names = {AGAINST: target.against, JUDGED: target.endpoint}
+    if target.against and not is_url(target.against):
+        against = base_of(Path(target.against))
+        about = against.about
+        if about.model != limits.digest(folder) or about.recipe != RECIPE:
+            raise UsageError(f"--against {target.against} is of another checkpoint, or of other prompts, than --model")
+        names[AGAINST] = f"{about.stack} {about.version} TP{about.tp} of {target.against}"
+    # what the servers run on, an API does not say: it is taken to be what this machine has
+    device = "CPU" if target.capability is None else hardware_profiles.found()[1] or "a GPU that is not here"
+    plan = Plan(
+        folder, config, tuple(names), stack.name, device, kept, target.limits or None, names=names, against=against
+    )
+    return Measured(plan, stack.engine, stack.info().version)  # type: ignore[attr-defined]
 
 
 def small() -> Path:

@@ -15,13 +15,15 @@ from conformance.stacks.engine_protocol import Answer, Block, Likely
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a record is of: two may be compared only if model and recipe are the same."""
+    """What a record is of: two may be compared only if model and recipe are the same. `base`: the size whose answers
+    were scored; a record is the base's own where that is `tp`."""
 
     stack: str
     version: str
     model: str  #: digest of the checkpoint
     tp: int
     recipe: int
+    base: int
 
 
 class Record(msgspec.Struct):
@@ -58,6 +60,17 @@ class Record(msgspec.Struct):
         partial = path.with_name(f".{path.name}.partial")
         save_file(tensors, partial, metadata={"conformance": json.dumps(text)})
         partial.replace(path)
+
+
+def base_of(run: Path) -> Record:
+    """The record of a run that others are compared with. Raises UsageError for a folder that holds none."""
+    paths = sorted((run / "e2e").glob("*.safetensors"))
+    if not paths:
+        raise UsageError(f"{run}: no run of layer e2e (no e2e/*.safetensors in it)")
+    found = [record for record in map(load, paths) if record.about.tp == record.about.base]
+    if not found:
+        raise UsageError(f"{run}: the record of the size that others were compared with is missing from e2e/")
+    return found[0]
 
 
 def load(path: Path) -> Record:

@@ -1906,6 +1906,13 @@ _WRITTEN = (
         _e2e("schedule.chunked"),
         engine=engine("cache"),
     ),
+    Fault(
+        "engine-chunk-forgotten",
+        "a chunk of a prompt is computed without the chunks before it",
+        _e2e("schedule.chunked"),
+        "vLLM #41834",
+        engine=engine("chunk"),
+    ),
     Fault("serving-empty", "a 200 with nothing behind it", _e2e("serving.answers"), engine=engine("serving-empty")),
     Fault("serving-null", "log-probabilities are null", _e2e("serving.answers"), engine=engine("serving-null")),
     Fault("serving-usage", "usage counts no token", _e2e("serving.answers"), engine=engine("serving-usage")),

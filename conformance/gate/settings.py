@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -49,6 +50,8 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: str | None = None
     model: str | None = None
     limits: str | None = None
+    endpoint: str | None = None
+    against: str | None = None
     checkpoint_bytes: bool = False
     nightly: bool = False
 
@@ -106,6 +109,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
 
     Raises UsageError for each thing that does not exist or does not go together.
     """
+    settings = _endpoint(settings)
     profile = _profile(settings, default_profile)
     policy = policies().get(settings.policy)
     if policy is None:
@@ -162,6 +166,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         model=settings.model or "",
         sizes=sizes if settings.model or "," in settings.tp else (),
         limits=settings.limits or "",
+        endpoint=settings.endpoint or "",
+        against=settings.against or "",
         head_paddings=judged.head_paddings,
         output_scales=judged.output_scales,
         choiceless=_choiceless(stacks),
@@ -178,6 +184,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
             python=settings.vllm_python,
             source=settings.vllm_source,
             library_python=settings.python,
+            endpoint=settings.endpoint or "",
+            against=settings.against or "",
             emulate=padding,
             arithmetic=backend.arithmetic or judged.arithmetic,
             vetted=hardware_profiles.vetted() if emulated and guarded else None,
@@ -190,6 +198,40 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         waivers=waivers.load(settings.waivers),
         files=files,
     )
+
+
+def _endpoint(settings: Settings) -> Settings:
+    """Servers that are up are judged in layer e2e alone. Raises UsageError for what does not go with them."""
+    if not settings.endpoint:
+        if settings.against:
+            raise UsageError("--against is what --endpoint URL is compared with: which server is judged?")
+        return settings
+    for option, words in (("--endpoint", settings.endpoint), ("--against", settings.against or "")):
+        if option == "--endpoint" or registry.is_url(words):
+            _check_url(option, words)
+        elif words and not (Path(words) / "manifest.json").is_file():
+            raise UsageError(f"--against {short(words)}: the URL of a server, or the folder of a run, was due")
+    if settings.endpoint.rstrip("/") == (settings.against or "").rstrip("/"):
+        raise UsageError("--against is the same server as --endpoint: it would be compared with itself")
+    if settings.stack or settings.vllm_python or settings.vllm_source:
+        raise UsageError("--endpoint judges a server that is up: leave --stack, --vllm-python and --vllm-source out")
+    if settings.layers not in ("", "e2e"):
+        raise UsageError(f"--endpoint is judged in layer e2e alone; --layers is {short(settings.layers)}")
+    if not settings.model:
+        raise UsageError("--endpoint needs --model DIR: the checkpoint that the server serves (prompts and limits)")
+    if settings.emulate or settings.force_shard or settings.repair:
+        raise UsageError("--endpoint judges a server as it is: leave --emulate, --force-shard and --repair out")
+    return msgspec.structs.replace(settings, layers="e2e")
+
+
+def _check_url(option: str, words: str) -> None:
+    try:
+        parts = urlsplit(words)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{option} {short(words)}: the root URL of a server was due, as in http://127.0.0.1:8000")
 
 
 def _profile(settings: Settings, default: str | None) -> Profile:
@@ -224,6 +266,8 @@ def _files(settings: Settings) -> Files | None:
 
 def _stacks(settings: Settings, profile: Profile) -> dict[str, str]:
     chosen = dict.fromkeys(catalogue.LAYERS, profile.stack)
+    if settings.endpoint:
+        return dict.fromkeys(catalogue.LAYERS, registry.ENDPOINT)
     for part in _words(settings.stack or ""):
         layer, equals, name = part.partition("=")
         if not equals:

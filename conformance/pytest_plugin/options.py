@@ -21,6 +21,8 @@ _VALUES = {
     "tp": "Tensor-parallel size; with --layers e2e several, as in 2,3.",
     "model": "Folder of a checkpoint that engines serve end to end.",
     "limits": "File of calibrated limits for that model.",
+    "endpoint": "Root URL of a server that is up: judged in layer e2e.",
+    "against": "What --endpoint is compared with: the URL of another server, or a run folder.",
     "backend": "MoE backend; default: the profile's.",
     "layers": "Comma-separated layers; makes the scope partial.",
     "policy": "full, audit or release.",

@@ -34,13 +34,14 @@ class Likely(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step, and how many of the
-    prompt's tokens came from the prefix cache, where the engine says."""
+    """A greedy answer: its tokens, why it ended (`length`, `stop`), what was likely at each step; and where the engine
+    says: how many of the prompt's tokens came from the prefix cache, and how many tokens each of its steps computed."""
 
     tokens: list[int]
     finish: str
     likely: Likely
     cached: int = 0
+    steps: Sequence[int] = ()
 
 
 class Block(NamedTuple):
@@ -69,10 +70,12 @@ class EngineSession(Protocol):
 
 
 class Served(Protocol):
-    """A running OpenAI-compatible server on loopback, that takes prompts as token ids. `model`: its name there."""
+    """A running OpenAI-compatible server, that takes prompts as token ids. `model`: its name there; `context`: the most
+    tokens that it takes, 0 where it does not say."""
 
     url: str
     model: str
+    context: int
 
     def close(self) -> str:
         """As EngineSession.close."""

@@ -237,6 +237,9 @@ class StackOptions(msgspec.Struct, frozen=True):
     #: The interpreter that holds the library whose quantisers are judged: `--python`.
     library_python: str | None = None
     work_dir: str | None = None
+    #: Servers that are up: the root URL of the one that is judged, and of the one that it is compared with (or a run).
+    endpoint: str = ""
+    against: str = ""
     #: Seconds that one call into the stack may take, and that its start may take.
     call_timeout: float = 300.0
     start_timeout: float = 300.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Faults that this engine can plant in itself.
 KINDS = (
     *("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "limit", "indexer"),
-    *("one-token", "unsteady", "batch", "cache"),
+    *("one-token", "unsteady", "batch", "cache", "chunk"),
 )
 _LARGEST = 1 << 28
 
@@ -40,7 +40,8 @@ class ReferenceEngine:
 
 
 class ReferenceSession:
-    """See engine_protocol.EngineSession. Each step computes its whole prompt anew."""
+    """See engine_protocol.EngineSession. Keeps no keys: each step computes anew all tokens up to its own last one. The
+    prefix cache knows what follows a whole prompt, and no less."""
 
     def __init__(self, request: EngineRequest):
         folder, fault = Path(request.model), request.fault or {}
@@ -50,7 +51,9 @@ class ReferenceSession:
         shards = [Shards(held, config, request.tp, rank, fault) for rank in range(request.tp)]
         self._forward = Forward(config, shards, fault)
         self._kind, self._cached, self._calls = fault.get("kind"), request.prefix_cache, 0
+        self._chunk = request.chunk
         self._asked: list[list[int]] = []
+        self._after: dict[tuple[int, ...], torch.Tensor] = {}
         self.notes = [f"{request.tp} ranks in one process, BF16 between blocks", *([f"FAULT {fault}"] if fault else [])]
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
@@ -61,21 +64,39 @@ class ReferenceSession:
                 known[:2] = prompts[number - 1][:2]
             if self._kind == "cache" and self._cached and self._asked:
                 known[:4] = self._asked[-1][:4]
-            known_before = self._cached and list(prompt) in self._asked
             self._asked.append(list(prompt))
-            answers.append(self._answer(known, tokens, top)._replace(cached=len(prompt) if known_before else 0))
+            answers.append(self._answer(known, tokens, top))
         return answers
+
+    def _prompt(self, known: list[int]) -> tuple[torch.Tensor, list[int]]:
+        """(What follows the prompt (1, vocabulary); the tokens of each step: none where the cache knows.)"""
+        if self._cached and tuple(known) in self._after:
+            return self._after[tuple(known)], []
+        ends = [*range(self._chunk, len(known), self._chunk), len(known)]
+        for end in ends:
+            row = self._log_probabilities(known[self._first(end, len(ends)) : end])[-1:]
+        self._after[tuple(known)] = row
+        return row, [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _first(self, end: int, steps: int) -> int:
+        """The first token that a step sees: 0, unless chunks forget the ones before."""
+        return (end - 1) // self._chunk * self._chunk if self._kind == "chunk" and steps > 1 else 0
 
     def _answer(self, known: list[int], tokens: int, top: int) -> Answer:
         made: list[int] = []
         steps = []
+        row, taken = self._prompt(known)
+        cached = 0 if taken else len(known)
         for _ in range(tokens):
-            row = self._log_probabilities([*known, *made])[-1:]
+            if made:
+                row = self._log_probabilities([*known, *made])[-1:]
+                taken.append(1)
             if self._kind == "one-token":
                 row = row.roll(-int(row.argmax()), 1)
             steps.append(_likely(row, top))
             made.append(int(steps[-1].ids[0, 0]))
-        return Answer(made, "length", Likely(torch.cat([s.ids for s in steps]), torch.cat([s.values for s in steps])))
+        likely = Likely(torch.cat([s.ids for s in steps]), torch.cat([s.values for s in steps]))
+        return Answer(made, "length", likely, cached, taken)
 
     def score(self, sequence: Sequence[int], top: int) -> Likely:
         return _likely(self._log_probabilities(sequence)[:-1], top)

@@ -7,7 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from conformance.stacks.engine_protocol import EngineRequest
+from conformance.stacks.engine_protocol import EngineRequest, Likely
 from conformance.stacks.reference_engine import ReferenceSession
 
 MODEL = "reference"
@@ -20,7 +20,7 @@ class ReferenceServer:
 
     def __init__(self, request: EngineRequest):
         session, lock = ReferenceSession(request), threading.Lock()
-        counted = [0]
+        self.context, counted = request.context, [0]
 
         def complete(asked: dict[str, Any]) -> dict[str, Any]:
             prompt, tokens = asked.get("prompt"), asked.get("max_tokens")
@@ -33,11 +33,18 @@ class ReferenceServer:
             with lock:
                 counted[0] += 1
                 (answer,) = session.generate([prompt], tokens, int(asked.get("logprobs") or 1))
+                asked_of_prompt = int(asked.get("prompt_logprobs") or 0)
+                scored = session.score(prompt, asked_of_prompt) if asked_of_prompt else None
             values = answer.likely.values[:, 0].tolist()
             choice: dict[str, Any] = {"text": "", "token_ids": answer.tokens, "finish_reason": answer.finish}
-            choice["logprobs"] = {"token_logprobs": values}
+            choice["logprobs"] = {"token_logprobs": values, "top_logprobs": _named(answer.likely)}
+            if scored:
+                rows = [{key: {"logprob": value} for key, value in row.items()} for row in _named(scored)]
+                choice["prompt_logprobs"] = [None, *rows]
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(answer.tokens)}
             return {"choices": [choice], "usage": usage | {"total_tokens": len(prompt) + len(answer.tokens)}}
+
+        listed = {"data": [{"id": MODEL, "root": request.model, "max_model_len": request.context}]}
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -50,7 +57,8 @@ class ReferenceServer:
                     self._answer(400, json.dumps({"error": {"message": str(error)}}))
 
             def do_GET(self) -> None:
-                self._answer(200, f"requests_total {counted[0]}\n" if self.path == "/metrics" else "")
+                told = {"/metrics": f"requests_total {counted[0]}\n", "/v1/models": json.dumps(listed), "/health": ""}
+                self._answer(200 if self.path in told else 404, told.get(self.path, ""))
 
             def _answer(self, status: int, text: str) -> None:
                 self.send_response(status)
@@ -71,3 +79,8 @@ class ReferenceServer:
         self._http.server_close()
         self._thread.join(5)
         return ""
+
+
+def _named(likely: Likely) -> list[dict[str, float]]:
+    rows = zip(likely.ids.tolist(), likely.values.tolist(), strict=True)
+    return [{f"token_id:{token}": value for token, value in zip(*row, strict=True)} for row in rows]

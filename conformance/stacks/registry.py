@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conformance.errors import StackMissing, UsageError, nearest
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack, StackOptions
 
 _GROUP = "conformance.stacks"
+#: What `--endpoint` is judged as: no plug-in, and no name for `--stack`.
+ENDPOINT = "endpoint"
 #: Entry points whose stacks may be opened in the harness's own process.
 _AT_HOME = (
     "conformance.stacks.reference:open_stack",
@@ -48,6 +50,12 @@ def open_stack(name: str, options: StackOptions) -> Stack:
     """Raises UsageError for an unknown name, StackMissing where the plug-in itself cannot be imported."""
     if not _known():
         raise UsageError("no stacks are installed: run `pip install -e .` in the clone")
+    if name == ENDPOINT:
+        from conformance.stacks.endpoint import open_stack as opened
+
+        found: Any = opened(options)  # has no planner and no loader, as a kernel library has none
+        server: Stack = found
+        return server
     if name not in _known():
         raise nearest(name, names(), "stack")
     try:
@@ -70,6 +78,10 @@ def is_kernel_library(name: str) -> bool:
     """By our own data, before anything of it is opened. A plug-in is taken for a whole stack: more is asked of it."""
     point = _known().get(name)
     return point is not None and point.value in _KERNEL_LIBRARIES
+
+
+def is_url(words: str) -> bool:
+    return words.startswith(("http://", "https://"))
 
 
 def described() -> dict[str, str]:

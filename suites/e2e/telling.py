@@ -50,6 +50,6 @@ def notes(measured: Measured) -> list[str]:
     found = []
     for tp in measured.sizes:
         record = measured.record(tp)
-        found += [f"TP{tp}: {note}" for note in record.notes]
-        found += [f"TP{tp}: ended badly after it had answered: {record.ended}"] if record.ended else []
+        found += [f"{measured.name(tp)}: {note}" for note in record.notes]
+        found += [f"{measured.name(tp)}: ended badly after it had answered: {record.ended}"] if record.ended else []
     return found

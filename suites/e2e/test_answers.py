@@ -21,10 +21,10 @@ def answers(stack: Stack, context: Context) -> Evidence:
     for tp in measured.sizes:
         record = measured.record(tp)
         wrong, values = _not_finite(record)
-        seen[f"TP{tp}"] = f"{wrong} of {values} log-probabilities are not finite"
-        where = f"TP{tp}"
+        seen[measured.name(tp)] = f"{wrong} of {values} log-probabilities are not finite"
+        where = measured.name(tp)
         if wrong:
-            cause = _cut_group(context.geometry, tp)
+            cause = "" if measured.plan.names else _cut_group(context.geometry, tp)
             got = f"{wrong} of {values} log-probabilities are not finite" + (f": {cause}" if cause else "")
             findings.append(Finding(where, "finite log-probabilities", got))
         for number, answer in enumerate(record.solo):
@@ -36,7 +36,7 @@ def answers(stack: Stack, context: Context) -> Evidence:
             findings.append(
                 Finding(where, "answers of more than one token", "each prompt is answered by one, repeated")
             )
-    right = f"TP{' and TP'.join(map(str, measured.sizes))} answer every prompt with finite log-probabilities"
+    right = f"{' and '.join(map(measured.name, measured.sizes))} answer every prompt with finite log-probabilities"
     return evidence(measured, findings, right, seen, blamed=measured.sizes)
 
 
@@ -62,8 +62,8 @@ def repeat(stack: Stack, context: Context) -> Evidence:
         record = measured.record(tp)
         pairs = list(zip(record.solo, record.again, strict=False))
         differ = [n for n, (a, b) in enumerate(pairs) if not distance.identical(a, b)]
-        seen[f"TP{tp}"] = f"{len(differ)} of {len(pairs)} prompts differ"
+        seen[measured.name(tp)] = f"{len(differ)} of {len(pairs)} prompts differ"
         if differ:
             words = "the same tokens and log-probabilities, bit for bit"
-            findings.append(Finding(f"TP{tp}, prompt {differ[0]}, asked again", words, "others"))
+            findings.append(Finding(f"{measured.name(tp)}, prompt {differ[0]}, asked again", words, "others"))
     return evidence(measured, findings, "a prompt asked again is answered bit for bit alike", seen)

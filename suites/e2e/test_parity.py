@@ -37,7 +37,7 @@ def _scored(measured: Measured, clean: Clean, of: Callable[[Record], list[Likely
     for tp in _others(measured):
         pairs = zip(base, of(measured.record(tp)), strict=True)
         spread = distance.spread([distance.between(a, b) for a, b in pairs])
-        pair = f"TP{measured.base} against TP{tp}"
+        pair = f"{measured.name(measured.base)} against {measured.name(tp)}"
         seen[pair] = spread._asdict()
         if not within(spread, clean):
             due = " and ".join(f"{name} within {value:g}" for name, value in bounds(clean).items())
@@ -55,7 +55,7 @@ def divergence(stack: Stack, context: Context) -> Evidence:
     for tp in _others(measured):
         parted = distance.partings(base, measured.record(tp).solo)
         gaps = [p.gap for p in parted]
-        pair = f"TP{measured.base} against TP{tp}"
+        pair = f"{measured.name(measured.base)} against {measured.name(tp)}"
         seen[pair] = {"parted": f"{len(parted)} of {len(base)}", "gaps": [round(g, 4) for g in gaps]}
         for p in parted:
             if not p.gap <= most:
@@ -68,5 +68,6 @@ def divergence(stack: Stack, context: Context) -> Evidence:
 
 def _others(measured: Measured) -> tuple[int, ...]:
     if not measured.others:
-        raise NotSupported(f"one size alone, TP{measured.base}: nothing to compare; give two, as in --tp 2,3")
+        missing = "--against another server or a run" if measured.plan.names else "two sizes, as in --tp 2,3"
+        raise NotSupported(f"{measured.name(measured.base)} alone: nothing to compare it with; give {missing}")
     return measured.others

@@ -18,10 +18,10 @@ def logprobs(stack: Stack, context: Context) -> Evidence:
     for tp in measured.sizes:
         forced = measured.record(tp).forced
         spread = distance.spread([distance.exactly(a, b) for a, b in zip(forced, truth, strict=True)])
-        seen[f"TP{tp}"] = spread._asdict()
+        seen[measured.name(tp)] = spread._asdict()
         if not within(spread, clean):
             due = " and ".join(f"{name} within {value:g}" for name, value in bounds(clean).items())
-            findings.append(Finding(f"TP{tp} against full precision", due, spread.words))
+            findings.append(Finding(f"{measured.name(tp)} against full precision", due, spread.words))
     right = "; ".join(f"{size}: p99 {s['p99']:.3f}, max {s['max']:.3f}" for size, s in seen.items())
     return evidence(measured, findings, right, seen, bounds(clean), measured.sizes)
 
@@ -33,12 +33,12 @@ def blocks(stack: Stack, context: Context) -> Evidence:
     limits = measured.limits
     for tp in measured.sizes:
         found = blame.errors(measured, tp)
-        seen[f"TP{tp}"] = {module: round(error, 5) for module, (error, _) in found.items()}
+        seen[measured.name(tp)] = {module: round(error, 5) for module, (error, _) in found.items()}
         for module, (error, token) in found.items():
             most = limits.block(module)
             if not error <= most:
-                where = f"TP{tp}, {module}, worst at token {token}"
+                where = f"{measured.name(tp)}, {module}, worst at token {token}"
                 findings.append(Finding(where, f"a relative error of at most {most:.3g}", f"{error:.3g}"))
         if not found:
-            findings.append(Finding(f"TP{tp}", "what goes into and out of each block", "nothing was traced"))
+            findings.append(Finding(measured.name(tp), "what goes into and out of each block", "nothing was traced"))
     return evidence(measured, findings, "every block of every layer is the reference's", seen, limits.blocks)

@@ -8,6 +8,7 @@ from conformance.context import Context
 from conformance.e2e import distance
 from conformance.e2e.limits import most_gap
 from conformance.e2e.measured import Measured
+from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.engine_protocol import Answer
 from conformance.stacks.protocols import Stack
@@ -23,21 +24,54 @@ def batch(stack: Stack, context: Context) -> Evidence:
     findings: list[Finding] = []
     for tp in measured.sizes:
         record = measured.record(tp)
-        _compare(measured, f"TP{tp}, batched against alone", record.solo, record.batch, seen, findings)
+        _compare(measured, f"{measured.name(tp)}, batched against alone", record.solo, record.batch, seen, findings)
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule), measured.sizes)
 
 
 @claim("e2e.schedule.chunked")
 def chunked(stack: Stack, context: Context) -> Evidence:
-    """Chunks of a window's length, the prefix cache on and each prompt asked after the others that share nothing."""
+    """Chunks of half a window, and then the same prompts from the prefix cache. Only what the engine did counts: where
+    it says no steps, took a prompt whole, or took nothing from the cache, nothing is proved."""
     measured = context.e2e
     seen: dict[str, dict[str, float]] = {}
     findings: list[Finding] = []
     tp = measured.sizes[-1]
-    for name, answers in measured.chunked().items():
-        _compare(measured, f"TP{tp}, {name}", measured.record(tp).solo, answers, seen, findings)
-        seen[f"TP{tp}, {name}"]["tokens from the cache"] = sum(a.cached for a in answers)
+    chunks, known = measured.chunked()
+    for name, answers in ((f"in chunks of {measured.chunk}", chunks), ("from the prefix cache", known)):
+        what = f"{measured.name(tp)}, {name}"
+        _compare(measured, what, measured.record(tp).solo, answers, seen, findings)
+        seen[what]["tokens from the cache"] = sum(a.cached for a in answers)
+        seen[what]["steps of the longest prompt"] = len(prefill(answers[-1], len(measured.prompts.short[-1])))
+    if not findings and (lacking := unproved(measured.prompts.short, measured.chunk, chunks, known)):
+        raise NotSupported(f"{measured.name(tp)}: answers are right, and {lacking}")
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
+
+
+def unproved(prompts: Sequence[Sequence[int]], chunk: int, chunks: Sequence[Answer], known: Sequence[Answer]) -> str:
+    """Why the answers show neither chunks nor cache; empty if they do."""
+    longer = [(len(p), a) for p, a in zip(prompts, chunks, strict=True) if len(p) > chunk]
+    if not longer:
+        return f"no prompt is longer than a chunk of {chunk}"
+    if not all(a.steps for _, a in longer):
+        return "the engine does not say in which steps it computed them"
+    for length, answer in longer:
+        steps = prefill(answer, length)
+        if len(steps) < 2 or max(steps) > chunk or sum(steps) + answer.cached != length:
+            return f"a prompt of {length} tokens was computed in steps of {steps}: chunks of at most {chunk} were due"
+    if not any(a.cached for a in known):
+        return "no token came from the prefix cache: it was on, and never hit"
+    return ""
+
+
+def prefill(answer: Answer, length: int) -> list[int]:
+    """The steps in which the prompt was computed: up to its length, less what came from the cache."""
+    steps, left = [], length - answer.cached
+    for step in answer.steps:
+        if left <= 0:
+            break
+        steps.append(step)
+        left -= step
+    return steps
 
 
 def _compare(

@@ -25,7 +25,7 @@ def answers(stack: Stack, context: Context) -> Evidence:
     for group, replies in groups.items():
         for number, reply in enumerate(replies):
             sent = prompts[number % len(prompts)]
-            for expected, got in _wrong(reply, len(sent), measured.prompts.answer):
+            for expected, got in _wrong(reply, len(sent), measured.served_tokens):
                 findings.append(Finding(f"{group}, request {number}", expected, got))
     if told.alone and all(len(set(r.tokens)) == 1 for r in told.alone):
         findings.append(Finding("alone", "answers of more than one token", "each prompt is answered by one, repeated"))

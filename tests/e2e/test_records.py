@@ -17,7 +17,7 @@ from conformance.stacks.engine_protocol import Answer, Block, Likely
 from conformance.stacks.reference_engine import ReferenceEngine
 from references import make_checkpoint
 
-ABOUT = About("reference", "1", "model", 2, RECIPE)
+ABOUT = About("reference", "1", "model", 2, RECIPE, 2)
 
 
 def _record() -> Record:
@@ -72,10 +72,12 @@ def test_limits_fit_one_checkpoint_device_and_recipe(tmp_path):
 
 @pytest.mark.parametrize("limit", [1.0, 10.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_limits_that_ship_are_those_of_checkpoints_that_can_be_made(tmp_path, seed, limit):
+@pytest.mark.parametrize("preset", ["e2e", "learned"])
+def test_the_limits_that_ship_are_those_of_checkpoints_that_can_be_made(tmp_path, preset, seed, limit):
     """The maker writes the same bytes everywhere: a change of it makes every limit stale, and this fails."""
-    make_checkpoint.write(tmp_path / "made", make_checkpoint.E2E | {"swiglu_limit": limit}, seed=seed)
-    assert limits.find(limits.digest(tmp_path / "made"), "CPU").version == "0.32.0"
+    make_checkpoint.write(tmp_path / "made", make_checkpoint.PRESETS[preset] | {"swiglu_limit": limit}, seed=seed)
+    found = limits.find(limits.digest(tmp_path / "made"), "CPU")
+    assert (found.version, "learned" in found.note) == ("0.32.0", preset == "learned")
 
 
 def test_prompts_cross_window_and_index():

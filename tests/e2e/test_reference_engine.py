@@ -66,5 +66,5 @@ def test_the_first_wrong_block_is_named(fault, module):
         parts=frozenset({"blocks"}),
     )
     (found,) = blame.first(Measured(plan, ReferenceEngine, "1"), (3,))
-    assert (found.tp, found.module) == (3, module)
+    assert (found.engine, found.module) == ("TP3", module)
     assert found.error > found.limit

@@ -84,7 +84,7 @@ def test_no_server_is_no_status():
 def test_the_reference_server_answers_refuses_and_is_gone_when_closed():
     server = ReferenceServer(EngineRequest(str(opening.small()), 2, context=64))
     client = Client(server.url, server.model)
-    told = client.everything([[5, 6, 7], [8, 9]], 2, at_once=2, rounds=1)
+    told = client.everything([[5, 6, 7], [8, 9]], 2, at_once=2, rounds=1, overlong=65)
     assert [_wrong(r, n, 2) for r, n in zip(told.alone, (3, 2), strict=True)] == [[], []]
     assert told.alone == told.again == told.together
     assert {r.status for r in told.bad.values()} == {400, 404} and told.health == 200 and told.metrics

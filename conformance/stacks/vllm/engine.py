@@ -74,7 +74,7 @@ class VllmServer:
     model = "model"
 
     def __init__(self, worker: Worker, request: EngineRequest):
-        self._worker = worker
+        self._worker, self.context = worker, request.context
         settings = {key: value for key, value in _settings(request).items() if key not in _NOT_SERVED}
         try:
             port = worker.call(
@@ -125,7 +125,10 @@ class VllmSession:
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
         told = self._worker.call("generate", prompts=[list(p) for p in prompts], tokens=tokens, top=top)
-        return [Answer(list(ids), finish, _likely(steps, top), cached) for ids, finish, steps, cached in told]
+        return [
+            Answer(list(ids), finish, _likely(likely, top), cached, list(steps))
+            for ids, finish, likely, cached, steps in told
+        ]
 
     def score(self, sequence: Sequence[int], top: int) -> Likely:
         return _likely(self._worker.call("score", sequence=list(sequence), top=top), top)

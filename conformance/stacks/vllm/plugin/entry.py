@@ -14,11 +14,12 @@ PATCHES: list[str] = []
 
 def register():
     if os.environ.get("CONFORMANCE_ENGINE_CPU"):
-        from . import gates, kernels, routers
+        from . import gates, kernels, processes, routers
 
         PATCHES.extend(gates.open_gates())
         PATCHES.extend(kernels.arrange())
         PATCHES.extend(routers.arrange())
+        PATCHES.extend(processes.arrange())
     if os.environ.get("CONFORMANCE_ENGINE_TRACE"):
         from . import tracing
 

@@ -1,6 +1,5 @@
 """A whole vLLM engine in this worker: started, asked, ended. The plug-in goes into every process that vLLM starts."""
 
-import importlib
 import json
 import os
 import re
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from .problems import Missing, Refused, stacks_words
-from .start import PATCHES, inspect_models_here
 
 _PLUGIN = "conformance_vllm_plugin"
 #: The end of a rank's traceback in the log, and how far back it is looked for.
@@ -17,6 +15,8 @@ _RAISED = re.compile(r"^\(Worker[^)]*\) ERROR [^\]]*\] (\w*(?:Error|Exception): 
 _LOG_BYTES = 1 << 16
 #: The running engine and its trace folder.
 RUNNING: dict[str, Any] = {}
+#: Request -> the tokens that each step computed, of the last `generate`.
+STEPS: dict[str, list[int]] = {}
 
 
 def open_engine(plugin, model, tp, settings, fault):
@@ -32,11 +32,8 @@ def open_engine(plugin, model, tp, settings, fault):
         import vllm
     except Exception as error:
         raise Missing(stacks_words(error)) from error
-    patches = []
     if not torch.cuda.is_available():
         os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
-        inspect_models_here()
-        patches = _fork() + PATCHES
     given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
     try:
         RUNNING["llm"] = vllm.LLM(**given)
@@ -44,7 +41,8 @@ def open_engine(plugin, model, tp, settings, fault):
         raise Refused(_root_cause(error)) from error
     RUNNING["trace"] = trace
     entry = sys.modules.get(f"{_PLUGIN}.entry")
-    return {"version": vllm.__version__, "patches": patches + (list(entry.PATCHES) if entry else [])}
+    patches = [*(entry.PATCHES if entry else []), *_watch_schedule(RUNNING["llm"])]
+    return {"version": vllm.__version__, "patches": patches}
 
 
 def _root_cause(error):
@@ -60,16 +58,27 @@ def _root_cause(error):
     return f"{first} (as a rank has it in the log; {words[:80]})" if first else words
 
 
-def _fork():
-    """Without a GPU nothing forbids to fork ranks from this process, where everything is imported: a third of the time
-    and of the memory."""
-    import multiprocessing
-
-    executor = importlib.import_module("vllm.v1.executor.multiproc_executor")
-    if not hasattr(executor, "get_mp_context"):
+def _watch_schedule(llm):
+    """Write down how many tokens of which request each step computes. A version that hides its scheduler tells none."""
+    core = getattr(getattr(llm.llm_engine, "engine_core", None), "engine_core", None)
+    scheduler = getattr(core, "scheduler", None)
+    if scheduler is None:
         return []
-    setattr(executor, "get_mp_context", lambda: multiprocessing.get_context("fork"))  # noqa: B010
-    return ["ranks are forked from the process that imported vLLM, not spawned: they share what it imported"]
+    inner = scheduler.schedule
+
+    def schedule(*arguments, **named):
+        found = inner(*arguments, **named)
+        for request, tokens in found.num_scheduled_tokens.items():
+            STEPS.setdefault(str(request), []).append(int(tokens))
+        return found
+
+    scheduler.schedule = schedule
+    return ["the scheduler's steps are written down: how many tokens of which request"]
+
+
+def _steps(request):
+    """vLLM may lengthen a request's name by a random part of its own."""
+    return next((steps for name, steps in STEPS.items() if name.partition("-")[0] == str(request)), [])
 
 
 def install(plugin):
@@ -88,9 +97,11 @@ def install(plugin):
 
 
 def generate(prompts, tokens, top):
-    """Greedy, all prompts in one batch: [(token ids, finish reason, ids and log-probabilities of each step)]."""
+    """Greedy, all prompts in one batch: [(token ids, finish reason, ids and log-probabilities of each step, tokens from
+    the prefix cache, tokens that each step computed)]."""
     from vllm import SamplingParams
 
+    STEPS.clear()
     how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
     answers = RUNNING["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
     return [
@@ -99,6 +110,7 @@ def generate(prompts, tokens, top):
             str(a.outputs[0].finish_reason),
             _packed(a.outputs[0].logprobs, top),
             a.num_cached_tokens or 0,
+            _steps(a.request_id),
         )
         for a in answers
     ]

@@ -1,0 +1,118 @@
+"""Layer `e2e` on servers that are up: tokens and log-probabilities over their completions API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from conformance.e2e.client import Client
+from conformance.errors import NotSupported, StackCrashed, StackRefused, StackTimeout, UsageError
+from conformance.stacks.endpoint import JUDGED, Server
+from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+
+
+class EndpointEngine:
+    """See engine_protocol.Engine. A request's `tp` is the server's number."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self, servers: Sequence[Server]):
+        self._servers = servers
+
+    def open(self, request: EngineRequest) -> EndpointSession:
+        """Raises UsageError for a server whose context is shorter than the prompts."""
+        server = self._server(request)
+        if 0 < server.context < request.context:
+            raise UsageError(
+                f"{server.option} {server.url}: its context is {server.context}, {request.context} was due: start it "
+                f"with --max-model-len {request.context}"
+            )
+        return EndpointSession(server)
+
+    def serve(self, request: EngineRequest) -> Up:
+        server = self._server(request)
+        return Up(server.url, server.model, server.context)
+
+    def _server(self, request: EngineRequest) -> Server:
+        default = EngineRequest(request.model, request.tp)
+        if (request.chunk, request.prefix_cache) != (default.chunk, default.prefix_cache):
+            raise NotSupported("a server that is up keeps the schedule that it was started with")
+        return self._servers[-1] if request.tp == JUDGED else self._servers[0]
+
+
+class Up(NamedTuple):
+    """See engine_protocol.Served: not ours to end."""
+
+    url: str
+    model: str
+    context: int
+
+    def close(self) -> str:
+        return ""
+
+
+class EndpointSession:
+    """See engine_protocol.EngineSession."""
+
+    def __init__(self, server: Server):
+        self._client = Client(server.url, server.model)
+        self.notes = [f"{server.url}: {server.model}, {server.version}, already up"]
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, top: int) -> list[Answer]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self._answer(prompt, tokens, top), prompts))
+
+    def _answer(self, prompt: Sequence[int], tokens: int, top: int) -> Answer:
+        choice = self._choice(prompt, tokens, {"logprobs": top})
+        told = (choice.get("logprobs") or {}).get("top_logprobs") or []
+        steps = [{_id(key): _number(value) for key, value in (step or {}).items()} for step in told]
+        return Answer(list(choice.get("token_ids") or []), str(choice.get("finish_reason")), likely(steps, top))
+
+    def score(self, sequence: Sequence[int], top: int) -> Likely:
+        told = self._choice(sequence, 1, {"prompt_logprobs": top}).get("prompt_logprobs") or []
+        steps = [{_id(key): _number((value or {}).get("logprob")) for key, value in row.items()} for row in told[1:]]
+        if len(steps) != len(sequence) - 1:
+            raise StackRefused(f"{len(steps)} of a prompt's {len(sequence) - 1} positions come with log-probabilities")
+        return likely(steps, top)
+
+    def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
+        """An API shows no block."""
+        return {}
+
+    def close(self) -> str:
+        return ""
+
+    def _choice(self, prompt: Sequence[int], tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
+        """Raises StackRefused with the server's words, StackTimeout, StackCrashed where it is gone."""
+        status, choice, words = self._client.choice(prompt, tokens, asked)
+        if status == 0:
+            raise (StackTimeout if "timed out" in words else StackCrashed)(f"no answer any more: {words}")
+        if status != 200:
+            raise StackRefused(f"a prompt of {len(prompt)} tokens is answered with {status}: {words}")
+        return choice
+
+
+def likely(steps: Sequence[Mapping[int, float]], top: int) -> Likely:
+    """The `top` likeliest of each step, best first; a step with fewer is filled up with token -1 at minus infinity."""
+    ids, values = torch.full((len(steps), top), -1, dtype=torch.int32), torch.full((len(steps), top), -torch.inf)
+    for row, step in enumerate(steps):
+        best = sorted(step.items(), key=lambda item: -item[1] if item[1] == item[1] else 0.0)[:top]
+        for column, (token, value) in enumerate(best):
+            ids[row, column], values[row, column] = token, value
+    return Likely(ids, values)
+
+
+def _id(key: str) -> int:
+    """`token_id:17`, or `17`. Raises NotSupported for tokens that are told as text, which two may share."""
+    try:
+        return int(key.rpartition(":")[2])
+    except ValueError:
+        raise NotSupported("the server names tokens by their text alone (no return_tokens_as_token_ids)") from None
+
+
+def _number(value: Any) -> float:
+    """JSON has no NaN: null is one."""
+    return float(value) if isinstance(value, int | float) else float("nan")
