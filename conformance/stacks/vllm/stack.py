@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conformance.errors import StackMissing
+from conformance.errors import NotSupported, StackMissing
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.compile.compiler import ToolchainCompiler
@@ -174,6 +174,10 @@ class VllmStack:
     def moe_calls(self, request: MoeRequest, capability: tuple[int, int], tokens: int, slots: int) -> list[MoeCall]:
         if request.backend == "marlin":
             return self.moe().calls(request, capability, tokens, slots)
+        if request.backend == "flashinfer_cutedsl":
+            raise NotSupported(
+                "vLLM's NVFP4 MoE is not driven here; --stack moe=flashinfer binds FlashInfer's own calls"
+            )
         return preparation.calls(self._worker, request, capability, tokens, slots)
 
     def preparation(self) -> VllmPreparation:
