@@ -151,6 +151,7 @@ class Target(msgspec.Struct, frozen=True):
             "attention-sources": self._attention_binary(),
             "sm90-call": "" if self.backend != "flashinfer_cutedsl" else "SM90 multiplies no NVFP4",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
+            "padded-heads": self._pads_no_head(),
             "ranks": "" if self.tp > 1 else "one rank",
             "expert-parallel": ""
             if self.expert_parallel or expected.needs_virtual_tp(g, self.tp, expert_parallel=True)
@@ -166,6 +167,12 @@ class Target(msgspec.Struct, frozen=True):
         if self.attention != "FLASHINFER_MLA_SPARSE_DSV4":
             return f"{self.attention} attention is not FlashInfer's sparse MLA"
         return ""
+
+    def _pads_no_head(self) -> str:
+        heads = expected.axes(self.geometry, self.tp)["heads"]
+        if heads.original % heads.per_rank or (self.head_paddings and heads.per_rank not in self.head_paddings):
+            return ""
+        return f"{heads.per_rank} heads a rank, beside no virtual ones, and the profile's kernels pad none"
 
     def _keeps_layout(self) -> str:
         if self.layout == "as loaded":

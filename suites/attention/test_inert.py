@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from conformance.context import Context
+from conformance.errors import NotSupported
 from conformance.result import Evidence
 from conformance.stacks.attention_protocol import AttendCall, Phase
 from conformance.stacks.protocols import Stack
@@ -30,6 +31,8 @@ def pads(stack: Stack, context: Context) -> Evidence:
                 f"C{ratio}, {phase}, {what}", bench.attend(changed)[:, :real], clean, "pad heads reach real ones", rank
             )
             tried += 1
+    if not tried:
+        raise NotSupported("the kernel pads no head, and no head is virtual: there is nothing to change")
     return bench.evidence(f"{tried} changes of virtual and pad heads move no bit of a real one", "bit for bit")
 
 
