@@ -169,7 +169,9 @@ class Target(msgspec.Struct, frozen=True):
         return ""
 
     def _pads_no_head(self) -> str:
-        heads = expected.axes(self.geometry, self.tp)["heads"]
+        heads = expected.axes(self.geometry, self.tp).get("heads")
+        if heads is None:
+            return f"no padding of heads is known for {self.geometry.name}"
         if heads.original % heads.per_rank or (self.head_paddings and heads.per_rank not in self.head_paddings):
             return ""
         return f"{heads.per_rank} heads a rank, beside no virtual ones, and the profile's kernels pad none"

@@ -70,7 +70,7 @@ def verify(run: Run, json: options.Json = None) -> None:
         for line in checked.unknown:
             typer.echo(f"unknown  {one_line(line)}")
         agreed = "does not agree" if checked.wrong else "agrees" if not checked.unknown else "agrees as far as checked"
-        typer.echo(f"{known.final.headline}: {len(known.results)} claims; the record {agreed}")
+        typer.echo(f"the record {agreed}: {len(known.results)} claims, {known.final.headline}")
     options.write_json(json, {"wrong": checked.wrong, "unknown": checked.unknown, "headline": known.final.headline})
     raise typer.Exit(1 if checked.wrong else 3 if checked.unknown else 0)
 

@@ -76,14 +76,18 @@ def digest(folder: Path) -> str:
     return found.hexdigest()
 
 
+def known(source: Path) -> list[Limits]:
+    """Raises UsageError for a file that holds none."""
+    try:
+        return msgspec.convert(tomllib.loads(source.read_text())["limits"], list[Limits])
+    except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+        raise UsageError(f"{source}: no limits: {error}; `python -m conformance.e2e.calibrate` writes them") from None
+
+
 def find(model: str, device: str, path: str | None = None) -> Limits:
     """Raises NotSupported where nothing fits, saying why; UsageError for a file that is none."""
     source = Path(path) if path else _OWN
-    try:
-        known = msgspec.convert(tomllib.loads(source.read_text())["limits"], list[Limits])
-    except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
-        raise UsageError(f"{source}: no limits: {error}; `python -m conformance.e2e.calibrate` writes them") from None
-    of_model = [one for one in known if model in one.models and one.device == device]
+    of_model = [one for one in known(source) if model in one.models and one.device == device]
     fitting = [one for one in of_model if one.recipe == RECIPE]
     if fitting:
         return fitting[0]

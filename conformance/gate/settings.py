@@ -13,6 +13,7 @@ from conformance import catalogue, geometry
 from conformance.checkpoint import folder, layout
 from conformance.checkpoint.folder import Files
 from conformance.context import Target
+from conformance.e2e import limits
 from conformance.errors import UsageError, nearest, short
 from conformance.faults import repairs
 from conformance.gate import waivers
@@ -292,7 +293,11 @@ def _geometry(settings: Settings) -> geometry.Geometry:
     path = Path(settings.model)
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise UsageError(f"--model {short(settings.model)}: a folder with config.json and *.safetensors was due")
-    return geometry.load(str(path))
+    found = geometry.load(str(path))
+    folder.read(str(path))  # a broken file is the caller's, and no engine's
+    if settings.limits:
+        limits.known(Path(settings.limits))
+    return found
 
 
 def _sizes(settings: Settings, layers: tuple[str, ...]) -> tuple[int, ...]:

@@ -22,9 +22,15 @@ _KINDS = {
 }
 
 
-def sources(folder: Path) -> dict[str, str]:
-    """The Python files of a folder as {module: source}, for WorkerSpec.modules."""
-    return {path.stem: path.read_text() for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+def sources(*folders: Path) -> dict[str, str]:
+    """The Python files of folders as {module: source}, for WorkerSpec.modules. Raises ValueError for a name that two of
+    them have: one would stand for the other."""
+    found = dict[str, str]()
+    for path in (path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"):
+        if path.stem in found:
+            raise ValueError(f"two modules of a worker are called {path.stem}: {path} is the second")
+        found[path.stem] = path.read_text()
+    return found
 
 
 class Worker:

@@ -11,7 +11,7 @@ import torch
 from conformance.errors import NotSupported, StackMissing, StackRefused, UsageError
 from conformance.stacks import libraries
 from conformance.stacks.libraries.quantizer import LibraryQuantizer, LibraryWorker
-from conformance.stacks.libraries.worker import tensors
+from conformance.stacks.libraries.worker import packing
 from conformance.stacks.protocols import StackOptions
 
 
@@ -19,14 +19,14 @@ from conformance.stacks.protocols import StackOptions
 def test_views_keep_their_memory(dtype):
     wide = torch.arange(80 * 24).view(80, 24).to(dtype)
     view = wide[5:79:2, 3:19]
-    back = tensors.unpacked(tensors.packed([view, [view.T], 3, None, "word"]))
+    back = packing.unpacked(packing.packed([view, [view.T], 3, None, "word"]))
     assert torch.equal(back[0], view) and torch.equal(back[1][0], view.T)
     assert back[0].stride() == view.stride() and back[1][0].stride() == view.T.stride()
     assert back[2:] == [3, None, "word"]
 
 
 def test_empty_tensors():
-    back = tensors.unpacked(tensors.packed(torch.empty(0, 16, dtype=torch.bfloat16)))
+    back = packing.unpacked(packing.packed(torch.empty(0, 16, dtype=torch.bfloat16)))
     assert back.shape == (0, 16) and back.dtype == torch.bfloat16
 
 

@@ -90,11 +90,11 @@ class LibraryQuantizer:
         return self._told
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        from conformance.stacks.libraries.worker import tensors
+        from conformance.stacks.libraries.worker import packing
 
         self.opened()
-        answer = self._process().call("call_library", method=method, arguments=tensors.packed(list(arguments)))
-        return tensors.unpacked(answer)
+        answer = self._process().call("call_library", method=method, arguments=packing.packed(list(arguments)))
+        return packing.unpacked(answer)
 
     def capabilities(self) -> QuantCapabilities:
         return msgspec.convert(self.opened()["capabilities"], QuantCapabilities)

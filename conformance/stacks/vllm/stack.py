@@ -74,7 +74,7 @@ class VllmWorker:
                 WorkerSpec(
                     name="vllm_gpu" if self._gpu else "vllm",
                     python=python,
-                    modules=sources(QUANTISERS) | sources(_WORKER),
+                    modules=sources(QUANTISERS, _WORKER),
                     entry="gpu_api" if self._gpu else "api",
                     path=interpreter.search_path([source] if source else []),
                     environment=self._environment(),

@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import sys
 
-from . import tensors
+from . import packing
 
 _opened: list = []
 
@@ -50,7 +50,7 @@ def call_library(method, arguments):
     function = getattr(_opened[0], method, None)
     if function is None:
         raise Unsupported(f"no {method} of this library is known")
-    given = tensors.unpacked(arguments)
+    given = packing.unpacked(arguments)
     kept = [one.clone() if hasattr(one, "clone") else None for one in given]
     try:
         with _filled():
@@ -62,7 +62,7 @@ def call_library(method, arguments):
     for one, copy in zip(given, kept, strict=True):
         if copy is not None and not _same(one, copy):
             raise Refused(f"{method} changed its input")
-    return tensors.packed(answer)
+    return packing.packed(answer)
 
 
 @contextlib.contextmanager
