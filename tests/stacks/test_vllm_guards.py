@@ -139,7 +139,7 @@ def test_each_profiles_own_backend_runs_in_its_arithmetic(stack: VllmStack, cont
 
 @pytest.mark.parametrize("backend", sorted(hardware_profiles.backends()))
 def test_roundings_are_those_of_the_data(stack: VllmStack, contexts: dict, backend: str) -> None:
-    """Without a capability no oracle is asked; a backend whose kernel class cannot be imported here says so, and so does
+    """Without a capability no oracle is asked; a backend whose kernel class cannot be imported says so, and so does
     one that is none of MXFP4."""
     status, evidence = judged(stack, contexts, "plan.kernel.rounding", "cpu", 2, backend)
     if hardware_profiles.backends()[backend].arithmetic == "nvfp4":
