@@ -12,6 +12,8 @@ from conformance import expected
 from conformance.errors import Blocked, NotSupported, StackError, StackRefused, UnfitShape, one_line
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import ProvenanceMap
+from conformance.stacks import parts as parts_of_stacks
+from conformance.stacks.parts import Parts
 from conformance.stacks.protocols import (
     SHARDS,
     ExpertsInfo,
@@ -208,16 +210,11 @@ class Loaded(msgspec.Struct, frozen=True):
 class Context:
     """Handed to every check beside the stack. Planner, loader and kernel may be wrapped by a planted fault.
 
-    `moe` opens the stack's MoE kernel, `models` its whole-model loader. `maps` tells where the kernel's weights come
-    from (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
+    `parts`: what the stack offers beside them, see `stacks.parts`. `maps` tells where the kernel's weights come from
+    (None: the reference's right maps); `spoil` is a fault at the weights that the kernel is given. `files`: what
     `--checkpoint` holds. `world` runs all ranks at once (None: in turn); rank processes plant the fault `fault`
-    themselves. `moe_calls` tells what would be called on other GPUs. `preparation` and `selection` open the stack's;
-    `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in it).
-    `graphs` opens what captures the MoE kernel, `attention_graphs` attention decode, `layer_graphs` a decoder layer;
-    `custom_ops` lists the stack's own operators.
-    `compiler` compiles for other GPUs. `quantizer`, `gemm`, `swiglu`, `linear` and `attention` open the stack's.
-    `e2e` gives what engines answered.
-    `attention_calls` tells what would be called of attention kernels on other GPUs.
+    themselves. `loader_only`: what is prepared comes from the measured loader or from nowhere (a fault was planted in
+    it). `e2e` gives what engines answered.
     """
 
     def __init__(
@@ -225,52 +222,27 @@ class Context:
         target: Target,
         planner: PlanBuilder,
         loader: ShardLoader,
-        moe: Callable[[], MoeKernel] | None = None,
+        parts: Parts | None = None,
         maps: Callable[[], LoadedMaps] | None = None,
         spoil: Callable[[LoadedWeights, int], LoadedWeights] | None = None,
-        models: Callable[[], ModelLoader] | None = None,
         files: Files | None = None,
         world: Callable[[Context, str, bool], Ranks] | None = None,
         fault: str = "",
-        moe_calls: MoeCalls | None = None,
-        preparation: Callable[[], Preparation] | None = None,
-        selection: Callable[[], Selection] | None = None,
         loader_only: bool = False,
-        graphs: Callable[[], GraphRunner] | None = None,
-        compiler: Callable[[], Compiler] | None = None,
         e2e: Callable[[], Measured] | None = None,
-        quantizer: Callable[[], Quantizer] | None = None,
-        gemm: Callable[[], GroupedGemm] | None = None,
-        swiglu: Callable[[], FusedSwiglu] | None = None,
-        linear: Callable[[], QuantLinear] | None = None,
-        attention: Callable[[], AttentionKernel] | None = None,
-        attention_calls: AttentionCalls | None = None,
-        attention_graphs: Callable[[], GraphRunner] | None = None,
-        layer_graphs: Callable[[], GraphRunner] | None = None,
-        custom_ops: Callable[[], list[CustomOp]] | None = None,
     ):
         self.target = target
         self.files = files
         self.loader = loader
         self._planner = planner
-        self._open_moe = moe
+        self._parts = parts or {}
         self._find_maps = maps
         self._spoil = spoil
-        self._open_models = models
-        self._open_preparation = preparation
-        self._open_selection = selection
         self._loader_only = loader_only
         self._models: dict[tuple[int, bool], ModelMaps | StackError] = {}
         self._find_world = world
         self.fault = fault
-        self.moe_calls = moe_calls
-        self.attention_calls = attention_calls
-        self._open_graphs = {"graph": graphs, "attention_graph": attention_graphs, "layer_graph": layer_graphs}
-        self._list_ops = custom_ops
-        self._open_compiler = compiler
         self._open_e2e = e2e
-        self._open_quant = {"quantizer": quantizer, "gemm": gemm, "swiglu": swiglu, "linear": linear}
-        self._open_attention = attention
         self.ranks = range(target.tp)
         self._moe: MoeKernel | None = None
         self._kept: dict[str, Any] = {}
@@ -368,9 +340,8 @@ class Context:
     @property
     def model_loader(self) -> ModelLoader:
         """Raises NotSupported where the stack loads no whole models for this harness."""
-        if self._open_models is None:
-            raise NotSupported("the stack offers no loader of whole models to this harness (no `model_loader()`)")
-        return self._open_models()
+        found: ModelLoader = self._opener("model_loader")()
+        return found
 
     def model(self, rank: int, draft: bool = False) -> ModelMaps:
         """One rank's whole (shortened) model as its loader left it, measured once; `draft`: its draft model.
@@ -396,48 +367,50 @@ class Context:
             self._kept[name] = make()
         return self._kept[name]
 
+    def _opener(self, name: str) -> Callable[..., Any]:
+        """Raises NotSupported where the stack lacks the part."""
+        return parts_of_stacks.opener(self._parts, name)
+
     @property
     def moe(self) -> MoeKernel:
         """Raises NotSupported where the stack has no MoE kernel of its own."""
         if self._moe is None:
-            if self._open_moe is None:
-                raise NotSupported(
-                    "the stack offers no MoE kernel to this harness (no `moe()`): this needs a GPU, and a stack that "
-                    "runs kernels on it, as in --stack loader=vllm,moe=flashinfer"
-                )
-            self._moe = self._open_moe()
+            self._moe = self._opener("moe")()
         return self._moe
+
+    @property
+    def moe_calls(self) -> MoeCalls | None:
+        """Tells what would be called of MoE kernels on other GPUs; None where the stack does not."""
+        return self._parts.get("moe_calls")
+
+    @property
+    def attention_calls(self) -> AttentionCalls | None:
+        """The same of attention kernels."""
+        return self._parts.get("attention_calls")
 
     def graphs(self, name: str = "graph") -> GraphRunner:
         """`graph`, `attention_graph` or `layer_graph`. Raises NotSupported where the stack captures none of it for this
         harness."""
-        opener = self._open_graphs[name]
-        if opener is None:
-            raise NotSupported(f"the stack captures no graphs of that for this harness (no `{name}()`)")
-        runner: GraphRunner = self.once(f"graphs {name}", opener)
+        runner: GraphRunner = self.once(f"graphs {name}", self._opener(name))
         return runner
 
     @property
     def custom_ops(self) -> list[CustomOp]:
         """Raises NotSupported where the stack shows no operators of its own."""
-        if self._list_ops is None:
-            raise NotSupported("the stack offers no custom operators to this harness (no `custom_ops()`)")
-        return self._list_ops()
+        found: list[CustomOp] = self._opener("custom_ops")()
+        return found
 
     @property
     def attention(self) -> AttentionKernel:
         """Raises NotSupported where the stack offers no attention."""
-        if self._open_attention is None:
-            raise NotSupported("the stack offers no attention kernels to this harness (no `attention()`)")
-        kernel: AttentionKernel = self.once("attention", self._open_attention)
+        kernel: AttentionKernel = self.once("attention", self._opener("attention"))
         return kernel
 
     @property
     def compiler(self) -> Compiler:
         """Raises NotSupported where the stack offers none."""
-        if self._open_compiler is None:
-            raise NotSupported("the stack compiles nothing for this harness (no `compiler()`)")
-        return self._open_compiler()
+        found: Compiler = self._opener("compiler")()
+        return found
 
     @property
     def e2e(self) -> Measured:
@@ -450,29 +423,23 @@ class Context:
     @property
     def quantizer(self) -> Quantizer:
         """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
-        found: Quantizer = self._quant("quantizer", "quantiser")
+        found: Quantizer = self.once("quantizer", self._opener("quantizer"))
         return found
 
     @property
     def gemm(self) -> GroupedGemm:
-        found: GroupedGemm = self._quant("gemm", "grouped GEMM")
+        found: GroupedGemm = self.once("gemm", self._opener("gemm"))
         return found
 
     @property
     def swiglu(self) -> FusedSwiglu:
-        found: FusedSwiglu = self._quant("swiglu", "grouped GEMM that ends in SwiGLU")
+        found: FusedSwiglu = self.once("swiglu", self._opener("swiglu"))
         return found
 
     @property
     def linear(self) -> QuantLinear:
-        found: QuantLinear = self._quant("linear", "quantised linear layer")
+        found: QuantLinear = self.once("linear", self._opener("linear"))
         return found
-
-    def _quant(self, name: str, words: str) -> Any:
-        opened = self._open_quant[name]
-        if opened is None:
-            raise NotSupported(f"the stack offers no {words} to this harness (no `{name}()`)")
-        return self.once(name, opened)
 
     @property
     def maps(self) -> LoadedMaps:
@@ -531,16 +498,14 @@ class Context:
     @property
     def preparation(self) -> Preparation:
         """Raises NotSupported where the stack prepares no weights for this harness."""
-        if self._open_preparation is None:
-            raise NotSupported("the stack offers no preparation of weights to this harness (no `preparation()`)")
-        return self._open_preparation()
+        found: Preparation = self._opener("preparation")()
+        return found
 
     @property
     def selection(self) -> Selection:
         """Raises NotSupported where the stack has no selection of kernels to ask."""
-        if self._open_selection is None:
-            raise NotSupported("the stack offers no selection of kernels to this harness (no `selection()`)")
-        return self._open_selection()
+        found: Selection = self._opener("selection")()
+        return found
 
     def _survey(self, rank: int) -> tuple[ExpertsInfo, dict[str, Loaded | StackError]]:
         """Build a rank's layer once and measure all of its parameters, each with its own outcome."""

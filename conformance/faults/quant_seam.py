@@ -20,10 +20,10 @@ class QuantFault(NamedTuple):
     swiglu: Mapping[str, Callable[..., Any]] = _NONE
     linear: Mapping[str, Callable[..., Any]] = _NONE
 
-    def planted(self, part: str, opened: Callable[[], Any] | None) -> Callable[[], Any] | None:
+    def planted(self, part: str, opened: Callable[[], Any]) -> Callable[[], Any]:
         """What opens that part of a stack, with the fault in it."""
         hooks: Mapping[str, Callable[..., Any]] = getattr(self, part)
-        if not hooks or opened is None:
+        if not hooks:
             return opened
         fresh = {name: hook() if isinstance(hook, type) else hook for name, hook in hooks.items()}
         return lambda: Faulty(opened(), fresh)

@@ -18,32 +18,22 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context, Target
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
-from conformance.faults.attention_seam import FaultyAttention, FaultyAttentionCalls
 from conformance.faults.catalogue import FAULTS, Fault
-from conformance.faults.compiled import FaultyCompiler
 from conformance.faults.engines import needed
-from conformance.faults.graphs import FaultyGraphs, GraphFault
-from conformance.faults.kernel import FaultyCalls, FaultyMoe
-from conformance.faults.models import FaultyModelLoader
-from conformance.faults.ops import planted
-from conformance.faults.prepare import FaultyPreparation, FaultySelection
-from conformance.faults.quant_seam import QuantFault
+from conformance.faults.parts import planted_parts
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate, offered
 from conformance.result import NO_GO, Status
-from conformance.stacks import registry
+from conformance.stacks import parts, registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
 from conformance.world.ranks import Worlds
 from references import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conformance.e2e.measured import Measured
     from conformance.faults.selftest_apart import Apart
     from conformance.provenance.loaded import LoadedMaps
-    from conformance.stacks.graph_protocol import GraphRunner
 
 Statuses = dict[str, tuple[Status, str]]
 
@@ -258,82 +248,30 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
     """The stack with the fault planted. The kernel's weights are those of the stack's own loader, measured once."""
     stack, planner, target, files = bench.stack, bench.planner, bench.target, bench.files
     loader = offered(stack, "loader")
-    opened, spoil, fed_by = getattr(stack, "moe", None), None, loader
-    calls, compiler = getattr(stack, "moe_calls", None), getattr(stack, "compiler", None)
-    if fault and (fault.plan or fault.guard):
-        planner = FaultyPlanner(planner, fault.plan, fault.guard)
-    if fault and fault.loader:
-        loader = FaultyLoader(loader, fault.loader)
-    if fault and fault.moe:
-        moe = fault.moe
-        spoil = moe.spoil
-        if opened:
-            clean_kernel = opened
-            opened = lambda: FaultyMoe(clean_kernel(), moe)  # noqa: E731
-        if calls and moe.call:
-            calls = FaultyCalls(calls, moe.call)
-        if compiler and moe.compiled:
-            clean_compiler, change = compiler, moe.compiled
-            compiler = lambda: FaultyCompiler(clean_compiler(), change)  # noqa: E731
-        if moe.loader:
-            fed_by, clean = FaultyLoader(loader, moe.loader), None
-    if fault and fault.files and files:
-        files = fault.files(files)
-    models = getattr(stack, "model_loader", None)
-    if fault and fault.model and models:
-        clean_models, spoilt = models, fault.model
-        models = lambda: FaultyModelLoader(clean_models(), spoilt)  # noqa: E731
-    preparation, selection = getattr(stack, "preparation", None), getattr(stack, "selection", None)
-    if fault and fault.prepare and preparation:
-        right, wrong = preparation, fault.prepare
-        preparation = lambda: FaultyPreparation(right(), wrong)  # noqa: E731
-    if fault and fault.selection and selection:
-        honest, changed = selection, fault.selection
-        selection = lambda: FaultySelection(honest(), changed)  # noqa: E731
-    graphs = {name: getattr(stack, name, None) for name in ("graph", "attention_graph", "layer_graph")}
-    if fault and fault.graph:
-        graphs = {name: _planted_graphs(opener, fault.graph) for name, opener in graphs.items()}
-    operators = getattr(stack, "custom_ops", None)
-    if fault and fault.op and operators:
-        clean_operators, op_fault = operators, fault.op
-        operators = lambda: [planted(op, op_fault) for op in clean_operators()]  # noqa: E731
-    quant = (fault and fault.quant) or QuantFault()
-    kernels, attention_calls = getattr(stack, "attention", None), getattr(stack, "attention_calls", None)
-    if fault and fault.attention and fault.attention.call and attention_calls:
-        attention_calls = FaultyAttentionCalls(attention_calls, fault.attention.call)
-    if fault and fault.attention and fault.attention.rank is None and kernels:
-        right_kernels, attention_fault = kernels, fault.attention
-        kernels = lambda: FaultyAttention(right_kernels(), attention_fault)  # noqa: E731
+    fed_by, offers, moe = loader, parts.of(stack), fault and fault.moe
+    if fault:
+        offers = planted_parts(offers, fault)
+        if fault.plan or fault.guard:
+            planner = FaultyPlanner(planner, fault.plan, fault.guard)
+        if fault.loader:
+            loader = FaultyLoader(loader, fault.loader)
+        if fault.files and files:
+            files = fault.files(files)
+    if moe and moe.loader:
+        fed_by, clean = FaultyLoader(loader, moe.loader), None
     source = clean or Context(target, planner, fed_by)
-    fed = lambda: _fed(stack, source)  # noqa: E731
-    named = fault.id if fault and (fault.moe or fault.graph or fault.attention) else ""
     return Context(
         target,
         planner,
         loader,
-        opened,
-        fed,
-        spoil,
-        models,
+        offers,
+        lambda: _fed(stack, source),
+        moe.spoil if moe else None,
         files,
-        world=bench.worlds.of,
-        fault=named,
-        moe_calls=calls,
-        preparation=preparation,
-        selection=selection,
-        loader_only=bool(fault and fault.moe and fault.moe.loader),
-        graphs=graphs["graph"],
-        attention_graphs=graphs["attention_graph"],
-        layer_graphs=graphs["layer_graph"],
-        custom_ops=operators,
-        compiler=compiler,
-        quantizer=quant.planted("quantizer", getattr(stack, "quantizer", None)),
-        gemm=quant.planted("gemm", getattr(stack, "gemm", None)),
-        swiglu=quant.planted("swiglu", getattr(stack, "swiglu", None)),
-        linear=quant.planted("linear", getattr(stack, "linear", None)),
-        attention=kernels,
+        bench.worlds.of,
+        fault=fault.id if fault and (moe or fault.graph or fault.attention) else "",
+        loader_only=bool(moe and moe.loader),
         e2e=lambda: _engines(bench, fault),
-        attention_calls=attention_calls,
     )
 
 
@@ -359,10 +297,6 @@ def _e2e(stack: Stack, target: Target, chosen: list[Fault]) -> tuple[Target, Mea
     folder = opening.small() if stack.name == "reference" else opening.plain()
     found = msgspec.structs.replace(target, model=str(folder), sizes=(2, 3))
     return found, opening.measured(stack, found, parts=needed(c for f in chosen if f.engine for c in f.claims))
-
-
-def _planted_graphs(opener: Callable[[], GraphRunner] | None, fault: GraphFault) -> Callable[[], GraphRunner] | None:
-    return opener and (lambda: FaultyGraphs(opener(), fault))
 
 
 def _fed(stack: Stack, source: Context) -> LoadedMaps:

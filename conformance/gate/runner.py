@@ -20,7 +20,7 @@ from conformance.gate.apart import Apart
 from conformance.gate.seats import Seats
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
-from conformance.stacks import registry
+from conformance.stacks import parts, registry
 from conformance.stacks.protocols import Stack, StackInfo
 from conformance.world.ranks import Worlds
 
@@ -136,26 +136,11 @@ class Runner:
                 self.run.target,
                 offered(stack, "planner"),
                 offered(stack, "loader"),
-                getattr(stack, "moe", None),
+                parts.of(stack),
                 lambda: sources.maps(self.run, self.results, lambda name: self._context(self.stack(name))),
-                models=getattr(stack, "model_loader", None),
                 files=self.run.files,
                 world=self._worlds[stack.name].of,
-                moe_calls=getattr(stack, "moe_calls", None),
-                preparation=getattr(stack, "preparation", None),
-                selection=getattr(stack, "selection", None),
-                graphs=getattr(stack, "graph", None),
-                attention_graphs=getattr(stack, "attention_graph", None),
-                layer_graphs=getattr(stack, "layer_graph", None),
-                custom_ops=getattr(stack, "custom_ops", None),
-                compiler=getattr(stack, "compiler", None),
                 e2e=lambda: self._e2e(stack),
-                quantizer=getattr(stack, "quantizer", None),
-                gemm=getattr(stack, "gemm", None),
-                swiglu=getattr(stack, "swiglu", None),
-                linear=getattr(stack, "linear", None),
-                attention=getattr(stack, "attention", None),
-                attention_calls=getattr(stack, "attention_calls", None),
             )
         return self._contexts[stack.name]
 

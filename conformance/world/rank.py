@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conformance.context import Context, Target
-from conformance.errors import NotSupported, StackError, one_line
-from conformance.faults.attention_seam import FaultyAttention
+from conformance.errors import StackError, one_line
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.graphs import FaultyGraphs
-from conformance.faults.kernel import FaultyMoe
+from conformance.faults.parts import planted_parts
 from conformance.provenance.loaded import LoadedMaps
-from conformance.stacks import registry
-from conformance.stacks.protocols import MoeKernel, Stack, StackOptions
+from conformance.stacks import parts, registry
+from conformance.stacks.protocols import Stack, StackOptions
 from conformance.world.member import Member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from conformance.stacks.attention_protocol import AttentionKernel
-    from conformance.stacks.graph_protocol import GraphRunner
 
 #: Longer than any call may take: the harness's own time limit ends a group that hangs, and knows who is to blame.
 _GROUP_TIMEOUT = timedelta(hours=6)
@@ -108,22 +103,10 @@ def _member(setup: Setup) -> Member:
         _Rank.stacks[setup.stack] = registry.open_stack(setup.stack, setup.options)
     stack = _Rank.stacks[setup.stack]
     planted = FAULTS[setup.fault] if setup.fault else None
-    fault = planted.moe if planted else None
-    frozen = planted.graph if planted else None
-    wrong_attention = planted.attention if planted else None
-
-    def opened() -> MoeKernel:
-        kernel: MoeKernel = _part(stack, "moe", "MoE kernel")()
-        return FaultyMoe(kernel, fault) if fault else kernel
-
-    def graphs() -> GraphRunner:
-        runner: GraphRunner = _part(stack, "graph", "graphs")()
-        return FaultyGraphs(runner, frozen) if frozen else runner
-
-    def attention() -> AttentionKernel:
-        kernel: AttentionKernel = _part(stack, "attention", "attention")()
-        hit = wrong_attention and wrong_attention.rank in (None, _Rank.number)
-        return FaultyAttention(kernel, wrong_attention) if wrong_attention and hit else kernel
+    offers = parts.of(stack)
+    if planted:
+        offers = planted_parts(offers, planted, _Rank.number)
+    moe = planted.moe if planted else None
 
     def maps() -> LoadedMaps:
         if setup.maps is None:
@@ -131,18 +114,10 @@ def _member(setup: Setup) -> Member:
         return setup.maps
 
     absent: Any = None  # a rank neither plans nor loads
-    spoil = fault.spoil if fault else None
-    whole = Context(setup.target, absent, absent, opened, maps, spoil, graphs=graphs, attention=attention)
+    whole = Context(setup.target, absent, absent, offers, maps, moe.spoil if moe else None)
     member = Member(_Rank.number, _Rank.size, stack, whole.of_rank(_Rank.number), _Rank.folder)
-    member.fault = fault.reduce if fault else None
+    member.fault = moe.reduce if moe else None
     return member
-
-
-def _part(stack: Stack, name: str, words: str) -> Any:
-    found = getattr(stack, name, None)
-    if found is None:
-        raise NotSupported(f"the stack {stack.name} offers no {words} to this harness (no `{name}()`)")
-    return found
 
 
 CALLS = {"join": join, "call": call, "leave": leave}

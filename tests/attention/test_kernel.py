@@ -22,7 +22,7 @@ CLAIMS = [c for c in catalogue.claims().values() if c.layer == "attention" and c
 
 
 def _context(kernel: object, target: Target = TARGET) -> Context:
-    return Context(target, None, None, attention=lambda: kernel)  # type: ignore[arg-type, return-value]
+    return Context(target, None, None, {"attention": lambda: kernel})  # type: ignore[arg-type, return-value]
 
 
 def test_e4m3_in_both_directions():

@@ -30,7 +30,7 @@ class Changed(ReferenceCompiler):
 
 
 def _judge(claim, change=lambda result: None):
-    context = Context(TARGET, None, None, compiler=lambda: Changed(change))
+    context = Context(TARGET, None, None, {"compiler": lambda: Changed(change)})
     status, reason, evidence = evaluate(
         catalogue.get(f"attention.compile.{claim}"), ReferenceStack(StackOptions()), context
     )

@@ -34,7 +34,7 @@ class Changed(ReferenceCompiler):
 
 
 def _judge(claim, compiler=ReferenceCompiler, target=TARGET):
-    context = Context(target, None, None, compiler=compiler)
+    context = Context(target, None, None, {"compiler": compiler})
     return evaluate(catalogue.get(f"moe.compile.{claim}"), ReferenceStack(StackOptions()), context)
 
 
@@ -133,7 +133,7 @@ def test_a_unit_is_compiled_once_for_all_claims():
             asked.append(unit)
             return super().compile(unit)
 
-    context = Context(TARGET, None, None, compiler=Counting)
+    context = Context(TARGET, None, None, {"compiler": Counting})
     for claim in CLAIMS:
         evaluate(catalogue.get(claim), ReferenceStack(StackOptions()), context)
     assert len(asked) == len(set(asked)) == 7

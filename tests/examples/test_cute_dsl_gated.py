@@ -55,7 +55,7 @@ def multiplied(weights, x, codes, scales, global_scales, offsets, sizes, out):
 
 def statuses(stack, opened, claims) -> dict[str, tuple[Status, str]]:
     target = Target(geometry.load("deepseek-v4-tiny"), 1, "cpu", None, None, (32,), (32,))
-    context = Context(target, ReferencePlanner(), ReferenceLoader(32, 32), gemm=opened)
+    context = Context(target, ReferencePlanner(), ReferenceLoader(32, 32), {"gemm": opened})
     return {claim: evaluate(catalogue.get(claim), stack, context)[:2] for claim in claims}
 
 

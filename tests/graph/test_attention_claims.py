@@ -10,9 +10,10 @@ import torch
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.graphs import FaultyGraphs
+from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
+from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from suites.graph.attention import AttentionGraphBench
@@ -24,19 +25,8 @@ CLAIMS = [c.id for c in catalogue.claims().values() if c.group in ("graph.attent
 def _context(fault="", ranks=range(1, 2), heads=(16, 64)) -> tuple[ReferenceStack, Context]:
     options = StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="bf16", head_paddings=heads)
     stack = ReferenceStack(options)
-
-    def planted(opener):
-        return (lambda: FaultyGraphs(opener(), FAULTS[fault].graph)) if fault else opener
-
-    context = Context(
-        TARGET,
-        None,
-        None,
-        stack.moe,
-        attention=stack.attention,
-        attention_graphs=planted(stack.attention_graph),
-        layer_graphs=planted(stack.layer_graph),
-    )
+    offers = parts.of(stack)
+    context = Context(TARGET, None, None, planted_parts(offers, FAULTS[fault]) if fault else offers)
     context.ranks = ranks
     return stack, context
 
@@ -71,7 +61,7 @@ def test_words_of_failures(fault, claim, words):
 
 def test_a_stack_without_attention_graphs():
     stack, context = _context()
-    context._open_graphs["attention_graph"] = None
+    del context._parts["attention_graph"]
     status, reason, _ = evaluate(catalogue.get("graph.attention.fresh"), stack, context)
     assert status is Status.NOT_SUPPORTED and "no `attention_graph()`" in reason
 

@@ -10,9 +10,10 @@ import torch
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.graphs import FaultyGraphs
+from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
+from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_graphs import ReferenceGraphs
@@ -26,8 +27,8 @@ CLAIMS = [claim.id for claim in catalogue.claims().values() if claim.group == "g
 
 def _context(arithmetic="bf16", fault="", ranks=range(1, 2)) -> tuple[ReferenceStack, Context]:
     stack = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic=arithmetic))
-    graphs = (lambda: FaultyGraphs(stack.graph(), FAULTS[fault].graph)) if fault else stack.graph
-    context = Context(TARGET, None, None, stack.moe, graphs=graphs)
+    offers = parts.of(stack)
+    context = Context(TARGET, None, None, planted_parts(offers, FAULTS[fault]) if fault else offers)
     context.ranks = ranks
     return stack, context
 
@@ -67,7 +68,7 @@ def test_every_claim_is_named_by_a_fault():
 
 def test_a_stack_without_graphs():
     stack, context = _context()
-    context._open_graphs["graph"] = None
+    del context._parts["graph"]
     status, reason, _ = evaluate(catalogue.get("graph.moe.fresh"), stack, context)
     assert status is Status.NOT_SUPPORTED and "captures no graphs" in reason
 

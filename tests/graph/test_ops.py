@@ -9,10 +9,10 @@ import pytest
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.kernel import FaultyMoe
-from conformance.faults.ops import planted
+from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
+from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 
@@ -22,13 +22,8 @@ CLAIMS = [c.id for c in catalogue.claims().values() if c.group in ("graph.op", "
 
 def _context(fault="") -> tuple[ReferenceStack, Context]:
     stack = ReferenceStack(StackOptions(emulate={"intermediate": 128, "hidden": 128}, arithmetic="bf16"))
-    wrong = FAULTS[fault] if fault else None
-    operators, moe = stack.custom_ops, stack.moe
-    if wrong and wrong.op:
-        operators = lambda: [planted(op, wrong.op) for op in stack.custom_ops()]  # noqa: E731
-    if wrong and wrong.moe:
-        moe = lambda: FaultyMoe(stack.moe(), wrong.moe)  # noqa: E731
-    context = Context(TARGET, None, None, moe, custom_ops=operators)
+    offers = parts.of(stack)
+    context = Context(TARGET, None, None, planted_parts(offers, FAULTS[fault]) if fault else offers)
     context.ranks = range(1, 2)
     return stack, context
 
@@ -73,6 +68,6 @@ def test_a_constant_batch_is_right_at_that_batch():
 
 def test_a_stack_without_operators():
     stack, context = _context()
-    context._list_ops = None
+    del context._parts["custom_ops"]
     status, reason, _ = evaluate(catalogue.get("graph.op.fake"), stack, context)
     assert status is Status.NOT_SUPPORTED and "no `custom_ops()`" in reason

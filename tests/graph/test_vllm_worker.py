@@ -96,7 +96,7 @@ def _judged(claim, fault=""):
         graphs = VllmAttentionGraphs(Kernel())
         return FaultyGraphs(graphs, FAULTS[fault].graph) if fault else graphs
 
-    context = Context(TARGET, None, None, attention=STACK.attention, attention_graphs=opened)
+    context = Context(TARGET, None, None, {"attention": STACK.attention, "attention_graph": opened})
     context.ranks = range(1, 2)
     return evaluate(catalogue.get(claim), STACK, context)
 

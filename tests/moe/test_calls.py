@@ -74,7 +74,7 @@ def _install(monkeypatch, known=ALL) -> FlashInferStack:
 
 
 def _judge(stack, profile, target=TARGET):
-    context = Context(target, None, None, moe_calls=stack.moe_calls)
+    context = Context(target, None, None, {"moe_calls": stack.moe_calls})
     return evaluate(catalogue.get(f"moe.call.{profile}"), stack, context)
 
 

@@ -45,7 +45,7 @@ def _statuses(profile: str, library: Library) -> dict[str, Status]:
     device = Device("cpu", target.capability, "memory of this machine")
     stack = ReferenceStack(StackOptions())
     made = Context(
-        target, stack.planner(), stack.loader(), preparation=lambda: FlashInferPreparation(device, lambda: library)
+        target, stack.planner(), stack.loader(), {"preparation": lambda: FlashInferPreparation(device, lambda: library)}
     )
     return {claim.id.removeprefix("moe.postload."): evaluate(claim, stack, made)[0] for claim in POSTLOAD}
 

@@ -94,7 +94,7 @@ def test_nvfp4_quantisers_agree():
 def test_two_ways_of_writing_nvfp4_staging_agree():
     """Blocks of channels against whole experts."""
     x, ids, weights = _tokens(20)
-    own, checkpoint = Bench(Context(TARGET, None, None, lambda: ReferenceMoe("nvfp4"))).own(1), seeded(11)
+    own, checkpoint = Bench(Context(TARGET, None, None, {"moe": lambda: ReferenceMoe("nvfp4")})).own(1), seeded(11)
     of = due.experts(checkpoint, TINY, own, "cpu")
     blocks = moe_staged(x, ids, weights, of, len(own), "nvfp4", 10.0, block=32, scales=SCALES)
     whole = [moe_nvfp4.Expert(*decoded(of(expert, 0, len(own)), torch.float64)) for expert in range(4)]
@@ -103,7 +103,7 @@ def test_two_ways_of_writing_nvfp4_staging_agree():
 
 @pytest.mark.parametrize("claim", sorted(NVFP4))
 def test_nvfp4_passes_what_others_pass(claim):
-    context = Context(TARGET, None, None, lambda: ReferenceMoe("nvfp4"))
+    context = Context(TARGET, None, None, {"moe": lambda: ReferenceMoe("nvfp4")})
     evidence = catalogue.get(claim).function()(None, context)
     assert evidence.ok, evidence.summary
 
@@ -112,7 +112,7 @@ def test_nvfp4_passes_what_others_pass(claim):
 def test_it_computes_what_the_staged_reference_does(scheme):
     """But for codes that the order of FP32 sums flips: a few in ten thousand outputs."""
     x, ids, weights = _tokens()
-    context = Context(TARGET, None, None, lambda: ReferenceMoe(scheme))
+    context = Context(TARGET, None, None, {"moe": lambda: ReferenceMoe(scheme)})
     own, checkpoint = Bench(context).own(1), seeded(11)
     out = torch.full(x.shape, torch.nan, dtype=torch.bfloat16)
     _layer(scheme, checkpoint).run(x, ids, weights, out)
@@ -165,7 +165,7 @@ class _AtomicSums(FaultyMoe):
 
 @pytest.mark.parametrize("scheme", ["bf16", "mxfp8"])
 def test_a_kernel_that_declares_bf16_sums_is_judged_by_them(scheme):
-    context = Context(TARGET, None, None, lambda: _AtomicSums(ReferenceMoe(scheme), faults.bf16_sum))
+    context = Context(TARGET, None, None, {"moe": lambda: _AtomicSums(ReferenceMoe(scheme), faults.bf16_sum)})
     for claim in ("moe.bound.random", "moe.tp3.reference", "moe.exact.sum"):
         evidence = catalogue.get(claim).function()(None, context)
         assert evidence.ok, (claim, evidence.summary)

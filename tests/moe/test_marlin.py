@@ -122,7 +122,7 @@ def test_vllms_own_path_calls_what_is_due(stack):
     made = stack.moe_calls(_request(), (9, 0), TOKENS, SLOTS)
     assert marlin_calls.wrong(made, _request(), TOKENS, SLOTS) == []
     status, reason, _ = evaluate(
-        catalogue.get("moe.call.sm90"), stack, Context(TARGET, None, None, moe_calls=stack.moe_calls)
+        catalogue.get("moe.call.sm90"), stack, Context(TARGET, None, None, {"moe_calls": stack.moe_calls})
     )
     assert (status, reason) == (Status.PASS, "")
 

@@ -35,9 +35,8 @@ def context(loader=None, preparation=None, target=TARGET) -> Context:
         target,
         STACK.planner(),
         own,
-        maps=lambda: source.measured_maps("a loader"),
-        preparation=preparation or STACK.preparation,
-        selection=STACK.selection,
+        {"preparation": preparation or STACK.preparation, "selection": STACK.selection},
+        lambda: source.measured_maps("a loader"),
     )
 
 
@@ -70,7 +69,7 @@ def test_a_loader_that_cannot_be_measured_blocks_nothing():
     def refuse():
         raise Blocked("the stack refuses to build it")
 
-    made = Context(TARGET, STACK.planner(), STACK.loader(), maps=refuse, preparation=STACK.preparation)
+    made = Context(TARGET, STACK.planner(), STACK.loader(), {"preparation": STACK.preparation}, refuse)
     assert set(statuses(made).values()) == {Status.PASS}
     assert "cannot be measured (the stack refuses to build it)" in made.given_maps.origin
 

@@ -42,7 +42,7 @@ class Answers:
 
 
 def judge(kind: str, *answers, **more):
-    context = Context(TARGET, None, None, selection=lambda: Answers(*answers, **more))
+    context = Context(TARGET, None, None, {"selection": lambda: Answers(*answers, **more)})
     return catalogue.get(f"moe.selection.{kind}").function()(None, context)
 
 

@@ -95,7 +95,7 @@ def test_a_right_loader_of_whole_models_is_never_accused(target):
     except ValueError:
         assume(False)  # no whole groups a rank
     stack = ReferenceStack(StackOptions(emulate={"intermediate": target.intermediate_roundings[0]}))
-    context = Context(target, stack.planner(), stack.loader(), models=stack.model_loader)
+    context = Context(target, stack.planner(), stack.loader(), parts={"model_loader": stack.model_loader})
     for claim in WHOLE:
         evidence = claim.function()(stack, context)
         assert evidence.ok, f"{claim.id}: {evidence.summary} {evidence.findings[:1]}"

@@ -10,15 +10,16 @@ import torch
 
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
-from conformance.faults.quant_catalogue import ROWS
+from conformance.faults.catalogue import FAULTS
+from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
+from conformance.stacks.parts import of as offered
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.quant_protocol import QuantCapabilities
 from conformance.stacks.reference import ReferenceStack
 
 _STACK = ReferenceStack(StackOptions())
-_FAULTS = {row.id: row.fault for row in ROWS}
 
 
 def _target(capability=None):
@@ -26,10 +27,10 @@ def _target(capability=None):
 
 
 def _judged(claim, fault=None, stack=_STACK, capability=None, **parts):
-    opened = {name: getattr(stack, name, None) for name in ("quantizer", "gemm", "swiglu", "linear")} | parts
+    opened = offered(stack) | parts
     if fault:
-        opened = {name: _FAULTS[fault].planted(name, how) for name, how in opened.items()}
-    context = Context(_target(capability), None, None, **opened)
+        opened = planted_parts(opened, FAULTS[fault])
+    context = Context(_target(capability), None, None, opened)
     return evaluate(catalogue.get(f"quant.{claim}"), stack, context)
 
 

@@ -38,7 +38,7 @@ def _judge(name: str, context: Context):
 
 
 def _clean(worlds: Worlds, tp: int = 3) -> Context:
-    return Context(_target(tp), STACK.planner(), STACK.loader(), STACK.moe, world=worlds.of)
+    return Context(_target(tp), STACK.planner(), STACK.loader(), {"moe": STACK.moe}, world=worlds.of)
 
 
 def _planted(worlds: Worlds, fault: str) -> Context:
@@ -85,7 +85,7 @@ def test_a_rank_that_dies_is_a_crash_and_the_run_goes_on(worlds):
 @pytest.mark.parametrize("name", ["moe.world.exact", "moe.world.sum"])
 def test_in_turn(name):
     """Where no processes can be had the ranks run in turn, and the evidence says so."""
-    context = Context(_target(3), STACK.planner(), STACK.loader(), STACK.moe)
+    context = Context(_target(3), STACK.planner(), STACK.loader(), {"moe": STACK.moe})
     status, _, evidence = _judge(name, context)
     assert status is Status.PASS
     assert "in turn, in one process" in evidence.method
