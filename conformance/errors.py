@@ -68,6 +68,12 @@ def short(value: object, most: int = 60) -> str:
     return words if len(words) <= most else f"{words[: most - 4]} ..."
 
 
+def named(kind: str, words: str) -> Exception:
+    """The error that another process reported by name; an AdapterError for a name that is none."""
+    made: type[Exception] = globals().get(kind, AdapterError)
+    return made(words)
+
+
 #: Names that an error lists.
 _LISTED = 40
 

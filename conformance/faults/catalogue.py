@@ -39,6 +39,7 @@ from conformance.faults.quant_seam import QuantFault
 from conformance.faults.seams import GuardFault, LoaderFault
 from conformance.stacks.protocols import PlanOutcome
 from conformance.stacks.selection_protocol import Choice
+from conformance.world.member import ReduceFault
 
 
 class Fault(NamedTuple):
@@ -57,6 +58,7 @@ class Fault(NamedTuple):
     loader: LoaderFault | None = None
     model: ModelFault | None = None
     moe: MoeFault | None = None
+    reduce: ReduceFault | None = None
     graph: GraphFault | None = None
     op: OpFault | None = None
     files: FilesFault | None = None
@@ -896,13 +898,18 @@ _WRITTEN = (
         moe=ranks.rank1_scaled,
     ),
     Fault(
-        "moe-reduce-rank-missing", "the last rank adds nothing to the all-reduce", _moe("world.sum"), moe=ranks.missing
+        "moe-reduce-rank-missing",
+        "the last rank adds nothing to the all-reduce",
+        _moe("world.sum"),
+        reduce=ranks.missing,
     ),
-    Fault("moe-reduce-rank-twice", "rank 1 adds its part twice", _moe("world.sum"), moe=ranks.twice),
-    Fault("moe-reduce-not-read", "rank 1 goes on with its own part", _moe("world.sum"), moe=ranks.keeps_own),
-    Fault("moe-reduce-truncated", "the all-reduce cuts where it should round", _moe("world.sum"), moe=ranks.truncated),
-    Fault("moe-reduce-unsteady", "every other all-reduce differs in one bit", _moe("world.sum"), moe=ranks.unsteady),
-    Fault("moe-rank-dies", "rank 1 exits with 0 inside the all-reduce", _moe("world.sum"), moe=ranks.dies),
+    Fault("moe-reduce-rank-twice", "rank 1 adds its part twice", _moe("world.sum"), reduce=ranks.twice),
+    Fault("moe-reduce-not-read", "rank 1 goes on with its own part", _moe("world.sum"), reduce=ranks.keeps_own),
+    Fault(
+        "moe-reduce-truncated", "the all-reduce cuts where it should round", _moe("world.sum"), reduce=ranks.truncated
+    ),
+    Fault("moe-reduce-unsteady", "every other all-reduce differs in one bit", _moe("world.sum"), reduce=ranks.unsteady),
+    Fault("moe-rank-dies", "rank 1 exits with 0 inside the all-reduce", _moe("world.sum"), reduce=ranks.dies),
     Fault("moe-tactic-wrong", "one tactic leaves its last tile at zero", _moe("tactics.right"), moe=moe.tactic_wrong),
     Fault("moe-tactic-races", "one tactic differs from call to call", _moe("tactics.right"), moe=moe.tactic_races),
     Fault(
@@ -1271,25 +1278,25 @@ _WRITTEN = (
         "attention-reduce-rank-twice",
         "rank 1's heads are added twice by the all-reduce",
         ("attention.world.sum",),
-        moe=ranks.twice,
+        reduce=ranks.twice,
     ),
     Fault(
         "attention-reduce-not-read",
         "rank 1 goes on with its own heads",
         ("attention.world.sum",),
-        moe=ranks.keeps_own,
+        reduce=ranks.keeps_own,
     ),
     Fault(
         "graph-reduce-left-out",
         "the all-reduce is not in the graph: each rank replays its own part",
         ("graph.world.fresh",),
-        moe=graph.reduce_left_out,
+        reduce=graph.reduce_left_out,
     ),
     Fault(
         "graph-rank2-reduce-of-copy",
         "rank 2's graph all-reduces a copy that nobody reads",
         ("graph.world.fresh",),
-        moe=graph.reduce_of_copy,
+        reduce=graph.reduce_of_copy,
     ),
     Fault(
         "graph-rank1-frozen-tokens",

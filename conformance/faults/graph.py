@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.faults.graphs import GraphFault, Replay, Step
-from conformance.faults.kernel import MoeFault
 from conformance.stacks.graph_protocol import Buffers
 from conformance.world.member import Reduction
 
@@ -164,13 +163,13 @@ def _recording() -> bool:
     )
 
 
-def _left_out(r: Reduction) -> None:
+def reduce_left_out(r: Reduction) -> None:
     """Eager calls are summed over ranks, the graph's are not. All ranks leave it out: none waits for another."""
     if not _recording():
         r.inner(r.tensor)
 
 
-def _of_copy(r: Reduction) -> None:
+def reduce_of_copy(r: Reduction) -> None:
     """Rank 2's graph sums a copy that nobody reads."""
     r.inner(r.tensor.clone() if r.rank == 2 and _recording() else r.tensor)
 
@@ -180,8 +179,6 @@ def _zeroes_input(buffers: Buffers) -> None:
     buffers.weights.zero_()
 
 
-reduce_left_out = MoeFault(reduce=_left_out)
-reduce_of_copy = MoeFault(reduce=_of_copy)
 rank1_frozen_x = _frozen("x")._replace(rank=1)
 rank2_skipped = GraphFault(replay=_skipped, rank=2)
 frozen_x = _frozen("x")

@@ -17,7 +17,6 @@ from conformance.stacks.protocols import (
     MoeRequest,
     ParameterInfo,
 )
-from conformance.world.member import ReduceFault
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +51,7 @@ class MoeFault(NamedTuple):
     `loader`: the weights come from a loader with that fault. `weights` changes bytes of (parameter, expert) in place,
     (rows, cols); `from_expert` reads another expert's instead. `limit` replaces the SwiGLU limit, `activation` the
     activation itself, `quantise` the quantisation to `scheme` of x or of the activation (its second argument: `input`
-    or `activation`; its third the global scale, if it has one), both only where the layer lets it, `run` the call,
-    `reduce` the all-reduce of rank processes.
+    or `activation`; its third the global scale, if it has one), both only where the layer lets it, `run` the call.
     `call` changes what the adapter says it would call elsewhere, `compiled` what a compiler made for another GPU.
     `rank`: the only rank whose weights and calls are hit.
     """
@@ -64,7 +62,6 @@ class MoeFault(NamedTuple):
     limit: Callable[[float | None], float | None] | None = None
     activation: Activation | None = None
     run: Callable[[Run], None] | None = None
-    reduce: ReduceFault | None = None
     call: Callable[[list[MoeCall]], None] | None = None
     compiled: Callable[[CompileUnit, CompileResult], None] | None = None
     rank: int | None = None

@@ -29,26 +29,26 @@ def _scaled(run: Run) -> None:
     run.inner(run.x, run.ids, run.weights * 1.02, run.out)
 
 
-def _missing(r: Reduction) -> None:
+def missing(r: Reduction) -> None:
     """The last rank adds nothing."""
     if r.rank == r.size - 1:
         r.tensor.zero_()
     r.inner(r.tensor)
 
 
-def _twice(r: Reduction) -> None:
+def twice(r: Reduction) -> None:
     """Rank 1 adds its part twice."""
     if r.rank == 1:
         r.tensor.mul_(2)
     r.inner(r.tensor)
 
 
-def _keeps_own(r: Reduction) -> None:
+def keeps_own(r: Reduction) -> None:
     """Rank 1 goes on with its own part: it never reads the result."""
     r.inner(r.tensor.clone() if r.rank == 1 else r.tensor)
 
 
-def _truncated(r: Reduction) -> None:
+def truncated(r: Reduction) -> None:
     """Summed in FP32 and cut to BF16, where rounding was due."""
     import torch
 
@@ -57,18 +57,18 @@ def _truncated(r: Reduction) -> None:
     r.tensor.copy_((total.view(torch.int32) & ~0xFFFF).view(torch.float32))
 
 
-def _unsteady(r: Reduction) -> None:
+def unsteady(r: Reduction) -> None:
     """Now and then one output loses its last bit on the way, on all ranks alike."""
     r.inner(r.tensor)
-    _unsteady.calls += 1  # type: ignore[attr-defined]
-    if _unsteady.calls % 2:  # type: ignore[attr-defined]
+    unsteady.calls += 1  # type: ignore[attr-defined]
+    if unsteady.calls % 2:  # type: ignore[attr-defined]
         r.tensor[0, 0] *= 1 + 2.0**-7
 
 
-_unsteady.calls = 0  # type: ignore[attr-defined]
+unsteady.calls = 0  # type: ignore[attr-defined]
 
 
-def _dies(r: Reduction) -> None:
+def dies(r: Reduction) -> None:
     """Rank 1 ends its process inside the all-reduce, and calls that a success."""
     if r.rank == 1:
         os._exit(0)
@@ -78,9 +78,3 @@ def _dies(r: Reduction) -> None:
 rank1_scales_off = MoeFault(weights=_scales_off, rank=1)
 rank2_w2_off = MoeFault(weights=_w2_off, rank=2)
 rank1_scaled = MoeFault(run=_scaled, rank=1)
-missing = MoeFault(reduce=_missing)
-twice = MoeFault(reduce=_twice)
-keeps_own = MoeFault(reduce=_keeps_own)
-truncated = MoeFault(reduce=_truncated)
-unsteady = MoeFault(reduce=_unsteady)
-dies = MoeFault(reduce=_dies)

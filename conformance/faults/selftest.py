@@ -269,7 +269,7 @@ def _context(bench: Bench, fault: Fault | None = None, clean: Context | None = N
         moe.spoil if moe else None,
         files,
         bench.worlds.of,
-        fault=fault.id if fault and (moe or fault.graph or fault.attention) else "",
+        fault=fault.id if fault and (moe or fault.graph or fault.attention or fault.reduce) else "",
         loader_only=bool(moe and moe.loader),
         e2e=lambda: _engines(bench, fault),
     )

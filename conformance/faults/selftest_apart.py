@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from conformance import errors
 from conformance.errors import StackCrashed, StackTimeout, one_line
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.selftest import Planted, Statuses
@@ -38,7 +35,7 @@ class Apart:
         try:
             if not self._worker.alive or self._worker.generation != self._generation:
                 self._open()
-            return msgspec.json.decode(self._ask("plant", fault=fault), type=Planted)
+            return msgspec.json.decode(self._worker.told("plant", fault=fault), type=Planted)
         except (StackCrashed, StackTimeout) as error:
             known = FAULTS[fault]
             claims = list(known.claims)
@@ -60,13 +57,6 @@ class Apart:
         self._worker.close()
 
     def _open(self) -> None:
-        told = self._ask("open", clean=msgspec.json.encode(self.clean), **self._call)
+        told = self._worker.told("open", clean=msgspec.json.encode(self.clean), **self._call)
         self.clean = msgspec.json.decode(told, type=Statuses)
         self._generation = self._worker.generation
-
-    def _ask(self, call: str, **arguments: Any) -> Any:
-        kind, value = self._worker.call(call, **arguments)
-        if kind == "ok":
-            return value
-        made: type[Exception] = getattr(errors, kind, errors.AdapterError)
-        raise made(value)

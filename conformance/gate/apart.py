@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import msgspec
 
-from conformance import errors
 from conformance.catalogue import Claim
 from conformance.gate.settings import Resolved
 from conformance.result import ClaimResult, Evidence, Status
@@ -52,7 +50,7 @@ class Apart:
         if not self._worker.alive or self._worker.generation != self._generation:
             self._opened()
         loads = [result for result in results.values() if result.layer == "loader"]
-        word, reason, evidence = self._ask("judge", claim=claim.id, results=msgspec.json.encode(loads))
+        word, reason, evidence = self._worker.told("judge", claim=claim.id, results=msgspec.json.encode(loads))
         status = Status(word)
         if status is Status.CRASH:
             self._worker.close()  # its device may be unusable
@@ -64,13 +62,6 @@ class Apart:
     def _opened(self) -> bytes:
         if not self._worker.alive:
             self._worker.spec = msgspec.structs.replace(self._worker.spec, environment=self._environment())
-        told: bytes = self._ask("open", settings=self._settings, stack=self.name, folder=os.getcwd())  # noqa: PTH109
+        told: bytes = self._worker.told("open", settings=self._settings, stack=self.name, folder=os.getcwd())  # noqa: PTH109
         self._generation = self._worker.generation
         return told
-
-    def _ask(self, call: str, **arguments: Any) -> Any:
-        kind, value = self._worker.call(call, **arguments)
-        if kind == "ok":
-            return value
-        made: type[Exception] = getattr(errors, kind, errors.AdapterError)
-        raise made(value)

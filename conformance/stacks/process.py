@@ -74,6 +74,13 @@ class Worker:
             return value
         raise _KINDS.get(kind, errors.AdapterError)(value)
 
+    def told(self, name: str, /, **arguments: Any) -> Any:
+        """`call` of a function that answers ("ok", value), or an error's name and its words: that error is raised."""
+        kind, value = self.call(name, **arguments)
+        if kind == "ok":
+            return value
+        raise errors.named(kind, value)
+
     def _started(self) -> Running:
         with self._lock:
             if self._live is None:

@@ -27,7 +27,7 @@ class _Outcome(NamedTuple):
     rank: int
     at: float
     value: Any = None
-    error: errors.StackError | None = None
+    error: Exception | None = None
     lost: bool = False
 
 
@@ -101,8 +101,7 @@ class Processes:
             kind, value = value
         if kind == "ok":
             return _Outcome(rank, time.monotonic(), value)
-        made: Callable[[str], errors.StackError] = getattr(errors, kind, errors.AdapterError)
-        return _Outcome(rank, time.monotonic(), error=made(str(value)))
+        return _Outcome(rank, time.monotonic(), error=errors.named(kind, str(value)))
 
     def _all(self, doing: str, asked: Callable[[int], _Outcome]) -> list[Any]:
         assert self._pool is not None
@@ -132,7 +131,7 @@ class Processes:
                     until = min(until, time.monotonic())
         return [future.result() for future in futures if future.done()]
 
-    def _blamed(self, doing: str, outcomes: list[_Outcome]) -> errors.StackError:
+    def _blamed(self, doing: str, outcomes: list[_Outcome]) -> Exception:
         """The error of the rank to blame: one that died, else the first that failed, else the one that lags."""
         failed = sorted((o for o in outcomes if o.error is not None), key=lambda o: o.at)
         dead = [o for o in failed if o.lost and not isinstance(o.error, errors.StackTimeout)]

@@ -116,7 +116,7 @@ def _member(setup: Setup) -> Member:
     absent: Any = None  # a rank neither plans nor loads
     whole = Context(setup.target, absent, absent, offers, maps, moe.spoil if moe else None)
     member = Member(_Rank.number, _Rank.size, stack, whole.of_rank(_Rank.number), _Rank.folder)
-    member.fault = moe.reduce if moe else None
+    member.fault = planted.reduce if planted else None
     return member
 
 
