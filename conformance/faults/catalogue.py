@@ -793,6 +793,13 @@ _WRITTEN = (
                 moe_nvfp4.blocks_of_32,
             ),
             (
+                "moe-nvfp4-quiet-left-out",
+                "channels below 1 / 32 of the largest of their sixteen are left out",
+                "exact.w1 exact.w3",
+                "",
+                moe_nvfp4.quiet_left_out,
+            ),
+            (
                 "moe-nvfp4-one-alpha",
                 "the call's gate and up have one global scale for all experts",
                 "call.sm100 call.sm120",
