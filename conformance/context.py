@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.prepare_protocol import Preparation
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
+    from conformance.stacks.runner_protocol import MoeRunner
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
@@ -422,7 +423,7 @@ class Context:
 
     @property
     def quantizer(self) -> Quantizer:
-        """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
+        """Raises NotSupported where the stack quantises nothing for this harness; so do the next four."""
         found: Quantizer = self.once("quantizer", self._opener("quantizer"))
         return found
 
@@ -439,6 +440,11 @@ class Context:
     @property
     def linear(self) -> QuantLinear:
         found: QuantLinear = self.once("linear", self._opener("linear"))
+        return found
+
+    @property
+    def moe_runner(self) -> MoeRunner:
+        found: MoeRunner = self.once("moe_runner", self._opener("moe_runner"))
         return found
 
     @property

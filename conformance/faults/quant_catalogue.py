@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conformance.faults import fused, gemms, layouts, quant
+from conformance.faults import fused, gemms, layouts, quant, runners
 from conformance.faults.quant_seam import QuantFault
 
 
@@ -388,4 +388,78 @@ _SWIGLU = (
         "vLLM #24833",
     ),
 )
-ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU)
+_RUNNER = (
+    Row("runner-ids-not-offset", "global ids are taken for local ones", "moe.experts moe.ranks", runners.not_offset),
+    Row("runner-ids-offset-twice", "a rank's first expert is taken off twice", "moe.experts", runners.offset_twice),
+    Row("runner-minus-one", "id -1 reads the last expert", "moe.experts", runners.minus_one_wraps, "vLLM #46408"),
+    Row("runner-beyond", "ids beyond the rank's experts read its last one", "moe.experts", runners.beyond_clamped),
+    Row(
+        "runner-tile-end",
+        "tokens of an expert beyond whole tiles of 128 are lost",
+        "moe.experts",
+        runners.last_of_tile_lost,
+    ),
+    Row(
+        "runner-scatter", "a token's last slot overwrites the others", "moe.experts moe.weights", runners.last_slot_wins
+    ),
+    Row("runner-duplicates", "an expert that a token names twice counts once", "moe.experts", runners.duplicates_once),
+    Row("runner-sorted", "routes are taken to come sorted by id", "moe.experts", runners.sorted_taken),
+    Row("runner-stale", "rows of a larger batch before are added", "moe.ranks", runners.stale),
+    Row(
+        "runner-too-many", "tokens beyond the most are left out, without an error", "moe.ranks", runners.too_many_taken
+    ),
+    Row(
+        "runner-width",
+        "the scatter goes by another width than the hidden size",
+        "moe.experts",
+        runners.other_width,
+        f"{_SEEDS}, HC_DIM",
+    ),
+    Row(
+        "runner-table",
+        "counted by a boolean for every slot and expert",
+        "moe.counting",
+        runners.counted_as_table,
+        f"{_SEEDS}, bug 5",
+    ),
+    Row("runner-count-bytes", "counts wrap at 128", "moe.counting", runners.counted_in_bytes),
+    Row(
+        "runner-limit",
+        "the SwiGLU limit is not passed on",
+        "moe.clamp moe.stages",
+        runners.limit_not_passed,
+        "vllm-ascend #14363, SGLang #23776",
+    ),
+    Row("runner-clamp-after", "SiLU first, then the limit", "moe.clamp moe.stages", runners.clamped_after, _SEEDS),
+    Row("runner-up-first", "[up; gate]", "moe.experts moe.clamp moe.stages", runners.up_first, "SGLang #32430"),
+    Row("runner-mean-scale", "the mean of gate's and up's global scales", "moe.stages", runners.mean_of_scales, _SEEDS),
+    Row("runner-gate-scale", "the gate's global scale for up too", "moe.stages", runners.gates_scale_for_both, _SEEDS),
+    Row("runner-down-transposed", "W2 is read transposed", "moe.experts moe.stages", runners.down_transposed),
+    Row(
+        "runner-weight-on-input",
+        "routing weights multiply the input",
+        "moe.experts moe.weights",
+        runners.weighted_input,
+    ),
+    Row(
+        "runner-weight-before",
+        "routing weights go in before the second quantisation",
+        "moe.weights",
+        runners.weighted_activation,
+    ),
+    Row("runner-weight-ignored", "no routing weights", "moe.experts moe.weights", runners.weights_ignored),
+    Row(
+        "runner-activation-scale",
+        "the activation is quantised by the input's global scale",
+        "moe.stages",
+        runners.activation_by_input_scale,
+    ),
+    Row("runner-sum-bf16", "slots are summed in BF16", "moe.weights", runners.sum_in_bf16),
+    Row("runner-batch-scale", "the input's scale is that of its batch", "moe.ranks", runners.scale_of_the_batch),
+    Row("shared-no-limit", "no limit in the shared expert", "moe.shared", runners.shared_unlimited, "SGLang #23776"),
+    Row("shared-scaled", "the shared expert by the routed factor", "moe.shared", runners.shared_by_routed_factor),
+    Row("shared-thrice", "each of three ranks adds the whole shared expert", "moe.shared", runners.shared_added_thrice),
+    Row("shared-merged", "one global scale for the shared expert's gate and up", "moe.shared", runners.shared_merged),
+    Row("shared-tile-end", "tokens beyond whole tiles of 128 are lost", "moe.shared", runners.shared_last_rows, _SEEDS),
+)
+ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_RUNNER)

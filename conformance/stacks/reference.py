@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
     from conformance.stacks.reference_quant import ReferenceQuantizer
+    from conformance.stacks.reference_runner import ReferenceRunner
     from conformance.stacks.reference_selection import ReferenceSelection
 
 
@@ -163,6 +164,11 @@ class ReferenceStack:
         from conformance.stacks.reference_gemm import ReferenceSwiglu
 
         return ReferenceSwiglu()
+
+    def moe_runner(self) -> ReferenceRunner:
+        from conformance.stacks.reference_runner import ReferenceRunner
+
+        return ReferenceRunner()
 
     def linear(self) -> ReferenceLinear:
         from conformance.stacks.reference_gemm import ReferenceLinear

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -94,9 +93,9 @@ def _probe(
     given = scales.probe(scales.above(_LARGEST * (values[0] if name == "w1" else _GATE)), values[0])
     at, tokens = torch.tensor(columns, device=bench.device), {value: bench.one_hot(columns, value) for value in values}
     rows = torch.arange(g.intermediate, device=bench.device)
-    passes = {"": Constant(_PAIR_OF_ONES), ", alone in its block": Residues(nvfp4.BLOCK)}
+    passes: dict[str, Rule] = {"": Constant(_PAIR_OF_ONES), ", alone in its block": Residues(nvfp4.BLOCK)}
     for words, rule in passes.items() if bench.can.scheme == "nvfp4" else [("", passes[""])]:
-        checkpoint, where = made(rule), _Where(name, columns, words)
+        checkpoint, where = made(rule), partial(_where, name, columns, words)
         for rank in context.ranks:
             own = bench.own(rank)
             seen = (rows[own.start : own.stop] % nvfp4.BLOCK == at[:, None] % nvfp4.BLOCK) | (not words)
@@ -118,10 +117,5 @@ def _probe(
     return exact.evidence(right, context.target.seed, [some])
 
 
-class _Where(NamedTuple):
-    name: str
-    columns: list[int]
-    words: str
-
-    def __call__(self, token: int, row: int) -> str:
-        return f"{self.name.upper()} row {row}, column {self.columns[token]}{self.words}"
+def _where(name: str, columns: list[int], words: str, token: int, row: int) -> str:
+    return f"{name.upper()} row {row}, column {columns[token]}{words}"
