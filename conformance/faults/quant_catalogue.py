@@ -388,6 +388,53 @@ _SWIGLU = (
         "vLLM #24833",
     ),
 )
+_SUBTILES = (
+    Row(
+        "swiglu-gate-by-number",
+        "interleaved subtiles are gates as long as their number is below half",
+        "swiglu.pairing",
+        fused.gates_by_number,
+        _SEEDS,
+    ),
+    Row("swiglu-subtile-before", "gates of the subtile before", "swiglu.pairing", fused.subtile_before, _SEEDS),
+    Row(
+        "swiglu-tile-start",
+        "a tile's first gates are read before they are there",
+        "swiglu.pairing swiglu.bound",
+        fused.buffer_uninitialised,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-tile-before",
+        "a tile's first gates are those of the tile before",
+        "swiglu.bound",
+        fused.buffer_carried,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-quantised-half",
+        "a block's scale is that of one subtile of eight",
+        "swiglu.quantised",
+        fused.quantised_by_half,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-quantised-neighbours",
+        "subtiles are joined to blocks of sixteen one too late",
+        "swiglu.quantised",
+        fused.quantised_by_neighbours,
+        _SEEDS,
+    ),
+    Row("swiglu-quantised-rows", "scales are a row off", "swiglu.quantised", fused.quantised_rows),
+    Row("swiglu-quantised-gates", "gates are quantised too", "swiglu.quantised", fused.quantised_gates_too),
+    Row("swiglu-quantised-own", "the global scale given is not used", "swiglu.quantised", fused.quantised_by_own),
+    Row(
+        "swiglu-quantised-rounded",
+        "the product is rounded to BF16 first, undeclared",
+        "swiglu.quantised",
+        fused.quantised_rounded,
+    ),
+)
 _RUNNER = (
     Row("runner-ids-not-offset", "global ids are taken for local ones", "moe.experts moe.ranks", runners.not_offset),
     Row("runner-ids-offset-twice", "a rank's first expert is taken off twice", "moe.experts", runners.offset_twice),
@@ -462,4 +509,4 @@ _RUNNER = (
     Row("shared-merged", "one global scale for the shared expert's gate and up", "moe.shared", runners.shared_merged),
     Row("shared-tile-end", "tokens beyond whole tiles of 128 are lost", "moe.shared", runners.shared_last_rows, _SEEDS),
 )
-ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_RUNNER)
+ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_SUBTILES, *_RUNNER)
