@@ -63,6 +63,9 @@ _CODES = (
         quant.e8m0_inf,
         "vLLM 0.33.0, FlashInfer's trace reference, compressed-tensors",
     ),
+    Row("e4m3-nan-zero", "0x7F decodes to 0", "e4m3.decode standard.e4m3", quant.e4m3_nan_zero),
+    Row("e8m0-bias-128", "E8M0 with a bias of 128", "e8m0.decode standard.e8m0", quant.e8m0_bias_128),
+    Row("e8m0-128", "the value 128 is taken for the NaN", "e8m0.decode standard.e8m0", quant.e8m0_128, "SGLang #25519"),
     Row("e8m0-bias", "E8M0 with a bias of 126", "e8m0.decode standard.e8m0", quant.e8m0_bias),
 )
 _NVFP4 = (
@@ -142,6 +145,8 @@ _NVFP4 = (
         "vLLM #55643",
     ),
     Row("nvfp4-global-of-a-row", "the global scale is the first row's", "nvfp4.global", quant.global_of_first_row),
+    Row("nvfp4-along-m", "blocks of sixteen tokens", "nvfp4.interval", quant.blocks_along_m),
+    Row("nvfp4-global-of-each-row", "a global scale for every row", "nvfp4.global", quant.global_of_each_row),
     Row("nvfp4-overflow-nan", "scales beyond 448 are NaN", "nvfp4.saturation", quant.overflow_is_nan),
     Row(
         "nvfp4-nan-in-padding",
@@ -263,6 +268,21 @@ _LAYOUTS = (
     Row(
         "interleave-scales-left", "scales stay where they were", "layout.interleave_scales", layouts.scales_left, _SEEDS
     ),
+    Row(
+        "interleave-after-swizzle",
+        "scales are interleaved after they were swizzled",
+        "layout.interleave_scales",
+        layouts.interleave_after_swizzle,
+        _SEEDS,
+    ),
+    Row("interleave-along-k", "bytes of a row take turns, not rows", "layout.interleave", layouts.interleave_along_k),
+    Row(
+        "swizzle-converted",
+        "scale bytes are converted to E4M3 on their way",
+        "layout.swizzle",
+        layouts.swizzle_converted,
+        _SEEDS,
+    ),
     Row("interleave-codes-left", "codes stay where they were", "layout.interleave", layouts.codes_left),
     Row(
         "deinterleave-halved",
@@ -326,6 +346,51 @@ _GEMMS = (
         gemms.first_buffers,
         f"{_SEEDS}, TMA descriptors",
     ),
+    Row(
+        "gemm-activation-global-of-next",
+        "global scales of activations are a group off",
+        "gemm.global_scales gemm.bound",
+        gemms.activation_global_of_next,
+    ),
+    Row("gemm-padded-sizes", "groups run on to whole eights of rows", "gemm.groups", gemms.padded_sizes),
+    Row("gemm-n-doubled", "packing is taken to be along N", "gemm.elements gemm.bound", gemms.columns_doubled, _SEEDS),
+    Row(
+        "gemm-tokens-first",
+        "(T, G, D) is seen as (G T, D) without a permute",
+        "gemm.elements gemm.scales",
+        gemms.tokens_first,
+        _SEEDS,
+    ),
+    Row(
+        "gemm-layout-of-activations",
+        "scales of the weights lie as activations' do",
+        "gemm.scales gemm.bound",
+        gemms.layout_of_activations,
+    ),
+    Row("gemm-weights-by-shape", "prepared weights are kept by their shape", "gemm.shapes", gemms.weights_by_shape),
+    Row("gemm-key-without-n", "a compiled kernel is kept without N in its key", "gemm.shapes", gemms.kernel_without_n),
+    Row("linear-smallest", "the smaller global scale for both parts", "linear.dual", gemms.smallest_scale),
+    Row(
+        "linear-alpha-missing",
+        "the weights' global scale is left out",
+        "linear.weights linear.bound",
+        gemms.alpha_missing,
+    ),
+    Row(
+        "linear-calibrated",
+        "the input's scale is that of a warm-up on normal numbers",
+        "linear.static",
+        gemms.calibrated,
+        _SEEDS,
+    ),
+    Row(
+        "linear-reads-given",
+        "the weights given are read at the first call",
+        "linear.weights linear.bound",
+        gemms.reads_what_was_given,
+    ),
+    Row("linear-any-weights", "a placeholder of one byte is prepared", "linear.refusals", gemms.any_weights, _SEEDS),
+    Row("linear-views-flat", "strides of a view are left out", "linear.shapes", gemms.linear_views_flat),
     Row("linear-one-scalar", "two global scales are read as one", "linear.dual", gemms.one_scalar, _SEEDS),
     Row(
         "linear-largest",

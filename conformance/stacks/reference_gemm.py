@@ -135,6 +135,10 @@ class ReferenceLinear:
     ) -> _Linear:
         if input_scale is not None and not (input_scale > 0 and math.isfinite(input_scale)):
             raise StackRefused(f"an input scale of {input_scale} is no scale: finite and above zero was due")
+        rows, columns = weights.codes.shape[1], weights.codes.shape[2] * 2
+        if weights.codes.dtype != torch.uint8 or weights.scales.shape[1:] != (rows, columns // 16):
+            given = f"weights of {weights.codes.dtype} {list(weights.codes.shape)}, scales {list(weights.scales.shape)}"
+            raise StackRefused(f"{given}: two E2M1 codes a byte and a scale for sixteen were due")
         matrix = dequantize("nvfp4", weights.codes[0], weights.scales[0])
         parts = matrix.split([len(matrix)] if split is None else [split, len(matrix) - split])
         scales = weights.global_scales.flatten().tolist()

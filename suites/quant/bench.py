@@ -43,7 +43,7 @@ class Bench:
         """On the CPU, its scales as rows and blocks."""
         with poisoned():
             q = self.quantizer.quantize(format, self.to(x), global_scale)
-        return plain(q, *x.shape, BLOCK[format])
+        return plain(q, x.shape[0], x.shape[1], BLOCK[format])
 
 
 def plain(q: Quantized, rows: int, columns: int, block: int) -> Quantized:
