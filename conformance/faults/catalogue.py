@@ -1484,6 +1484,14 @@ _WRITTEN = (
     Fault("op-returns-buffer", "results lie in one buffer", ("graph.op.alias",), op=ops.returns_buffer),
     Fault("op-mutates-input", "an input is halved, undeclared", ("graph.op.schema",), op=ops.mutates_input),
     Fault("op-graph-break", "Python round the operator breaks the graph", ("graph.op.compile",), op=ops.graph_break),
+    Fault("op-disabled", "`torch.compiler.disable` round the operator", ("graph.op.compile",), op=ops.disabled),
+    Fault("op-locked", "a lock on the way to the operator", ("graph.op.compile",), op=ops.locked),
+    Fault("op-by-folder", "`Path.cwd()` on the way to the operator", ("graph.op.compile",), op=ops.by_folder),
+    Fault("op-each-size", "each batch size is a program of its own", ("graph.op.recompiles",), op=ops.each_size),
+    Fault("op-numbers-again", "a free number is given again", ("graph.op.runners",), op=ops.numbers_again),
+    Fault("op-found-at-trace", "objects are looked up when traced", ("graph.op.runners",), op=ops.found_at_trace),
+    Fault("op-width-of-first", "the fake knows the first object's width", ("graph.op.runners",), op=ops.width_of_first),
+    Fault("op-free-answers", "a number that is free still answers", ("graph.op.runners",), op=ops.free_answers),
     Fault("op-branching", "Python branches on a number of the result", ("graph.op.compile",), op=ops.branching),
     *(
         Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
