@@ -46,7 +46,7 @@ def test_silent_on_the_clean_stack(claim):
         ("op-returns-buffer", "op.alias", "changed by a second call"),
         ("op-mutates-input", "op.schema", "mutat"),
         ("op-graph-break", "op.compile", "Dynamo: [12]"),
-        ("op-disabled", "op.compile", "Dynamo: 1"),
+        ("op-disabled", "op.compile", "batch of 8: Unsupported"),
         ("op-each-size", "op.recompiles", "batches of 3, 5, 8, 13 and 21: 5"),
         ("op-numbers-again", "op.runners", "a number that was free: [0-9]+ again"),
         ("op-found-at-trace", "op.runners", "traced with another's number: others"),
