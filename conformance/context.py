@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.prepare_protocol import Preparation
+    from conformance.stacks.quant_calls_protocol import QuantCalls
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
     from conformance.stacks.runner_protocol import MoeRunner
     from conformance.stacks.selection_protocol import Selection
@@ -388,6 +389,11 @@ class Context:
     def attention_calls(self) -> AttentionCalls | None:
         """The same of attention kernels."""
         return self._parts.get("attention_calls")
+
+    @property
+    def quant_calls(self) -> QuantCalls | None:
+        """The same of quantisers, and of GEMMs on what they quantise."""
+        return self._parts.get("quant_calls")
 
     def graphs(self, name: str = "graph") -> GraphRunner:
         """`graph`, `attention_graph` or `layer_graph`. Raises NotSupported where the stack captures none of it for this

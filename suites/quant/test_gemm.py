@@ -158,9 +158,7 @@ def dense(stack: Stack, context: Context) -> Evidence:
     return _evidence(bench, exact, "sums over all of K come out exactly")
 
 
-def _integers(
-    bench: GemmBench, n: int, k: int, sizes: tuple[int, ...], turn: int = 0
-) -> tuple[Matrix, Matrix, Groups]:
+def _integers(bench: GemmBench, n: int, k: int, sizes: tuple[int, ...], turn: int = 0) -> tuple[Matrix, Matrix, Groups]:
     """`turn`: other numbers for the same shape."""
     generator, shape = bench.generator(n + k + 7919 * turn), bench.groups(*sizes)
     left = torch.randint(-1, 2, (sum(sizes), k), generator=generator).double()
