@@ -291,6 +291,14 @@ def _zeros_become_nan(inner: Any, x: torch.Tensor, given: float | None, q: Quant
     return q._replace(scales=torch.where(mx.amax(x) == 0, 0xFF, q.scales))
 
 
+def _smallest_lost(inner: Any, x: torch.Tensor, given: float | None, q: Quantized) -> Quantized:
+    """Exponents end at -126: a block of very small numbers gets 2^-126 where 2^-127 is due."""
+    small = (q.scales == 0) & (mx.amax(x) > 0)
+    scales = torch.where(small, 1, q.scales)
+    return Quantized(codes.pack(mx.element_codes(x, scales, "mxfp4")), scales)
+
+
+mxfp4_smallest_lost = _quantising("mxfp4", _smallest_lost)
 mxfp4_zero_scale = _zero_scale("mxfp4")
 mxfp8_zero_scale = _zero_scale("mxfp8")
 mxfp8_truncated = _quantising("mxfp8", _truncated)
