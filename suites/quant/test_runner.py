@@ -209,6 +209,7 @@ def isolation(stack: Stack, context: Context) -> Evidence:
     routing = torch.rand(count, 3, generator=generator)
     with bench.opened(w, Place(0, bench.held, 10.0, nvfp4.own_global_scale(x), 0.37 / 64)) as handle:
         clean = bench.run(handle, x, ids, routing)
+        bench.exact.true("answers", bool(clean.any(1).all()), "something in every row", "a row of zeros")
         routing[3:8, 1] = torch.nan
         bench.exact.same("NaN weights of empty slots", bench.run(handle, x, ids, routing), clean)
         nobody = [
