@@ -59,6 +59,29 @@ def _list_made(step: Step) -> Step:
     return spoilt
 
 
+def _new_tensor_made(step: Step) -> Step:
+    """The same by `new_tensor`: it is made on the host all the same."""
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        buffers.out.mul_(buffers.out.new_tensor([1.0]))
+
+    return spoilt
+
+
+def _scale_baked(step: Step) -> Step:
+    """A scale is a Python number: the graph keeps the one of the call before capture."""
+    kept = [1.0]
+
+    def spoilt(buffers: Buffers) -> None:
+        step(buffers)
+        if not _recording():
+            kept[0] = float(buffers.x.float().nan_to_num().abs().max())
+        buffers.out.mul_(1.0 + kept[0] / 64)
+
+    return spoilt
+
+
 def _counted(step: Step) -> Step:
     """Experts are counted by an operation whose result's size depends on the data."""
 
@@ -190,6 +213,8 @@ skipped = GraphFault(replay=_skipped)
 first_output = GraphFault(replay=_first_output)
 number_read = GraphFault(step=_number_read)
 list_made = GraphFault(step=_list_made)
+new_tensor_made = GraphFault(step=_new_tensor_made)
+scale_baked = GraphFault(step=_scale_baked)
 counted = GraphFault(step=_counted)
 list_mutated = GraphFault(step=_list_mutated)
 output_over_input = GraphFault(step=_output_over_input)
