@@ -63,6 +63,7 @@ class _Bench:
         self.exact.inside(what, got.cpu().double(), due - radius, due + radius)
 
     def evidence(self, right: str) -> Evidence:
+        self.exact.notes += self.can.notes
         return self.exact.evidence(right)
 
 

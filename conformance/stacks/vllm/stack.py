@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conformance.stacks.vllm.attention import VllmAttention
     from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
     from conformance.stacks.vllm.engine import VllmEngine
+    from conformance.stacks.vllm.hyper import VllmHyper
     from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
@@ -160,6 +161,12 @@ class VllmStack:
 
             self._attention = VllmAttention(self._gpu)
         return self._attention
+
+    def hyper(self) -> VllmHyper:
+        """Raises NotSupported where this vLLM has none for its platform."""
+        from conformance.stacks.vllm.hyper import VllmHyper
+
+        return VllmHyper(self._gpu)
 
     def attention_graph(self) -> VllmAttentionGraphs:
         """Raises NotSupported where vLLM's attention runs on no GPU."""
