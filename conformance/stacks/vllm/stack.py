@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.hyper import VllmHyper
     from conformance.stacks.vllm.moe import VllmMoe
+    from conformance.stacks.vllm.quantizer import VllmGpuQuantizer
 
 _WORKER = Path(__file__).with_name("worker")
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
@@ -207,8 +208,15 @@ class VllmStack:
     def compiler(self) -> ToolchainCompiler:
         return self._compiler
 
-    def quantizer(self) -> LibraryQuantizer:
-        return self._quantizer
+    def quantizer(self) -> LibraryQuantizer | VllmGpuQuantizer:
+        """On SM100 and up its CUDA kernel; elsewhere its paths in PyTorch."""
+        import torch
+
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 10:
+            return self._quantizer
+        from conformance.stacks.vllm.quantizer import VllmGpuQuantizer
+
+        return VllmGpuQuantizer(self._gpu)
 
     def close(self) -> None:
         self._compiler.close()

@@ -22,6 +22,7 @@ CALLS = {
     "detach": sessions.detach,
     "pin": sessions.pin,
     **{name: _of("moe", name) for name in ("open_moe", "fill_moe", "convert_moe", "run_moe", "close_moe")},
+    **{name: _of("gpu_quantiser", name) for name in ("describe_quantiser", "quantise")},
     **{name: _of("hyper", name) for name in ("describe_hyper", "hyper")},
     **{name: _of("attention", name) for name in ("describe_attention", "pad_heads", "attention", "close_attention")},
 }
