@@ -228,6 +228,35 @@ class _ByRows:
         out[:, :columns] = part[:, :columns]
 
 
+class _OneBuffer:
+    """All handles share one buffer: the last one prepared is in it."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, inner: Any, *given: Any) -> Any:
+        self.last = inner.prepare(*given)
+        return _Shared(self)
+
+
+class _Shared:
+    def __init__(self, buffer: _OneBuffer):
+        self.buffer = buffer
+
+
+def _last_prepared(part: str) -> QuantFault:
+    hooks: dict[str, Callable[..., Any]] = {
+        "prepare": _OneBuffer,
+        "run": lambda inner, held, *rest: inner.run(held.buffer.last, *rest),
+        "close": lambda inner, held: None,
+    }
+    return QuantFault()._replace(**{part: hooks})
+
+
+last_prepared = _last_prepared("gemm")
+swiglu_last_prepared = _last_prepared("swiglu")
+linear_last_prepared = _last_prepared("linear")
+runner_last_prepared = _last_prepared("moe_runner")
 weights_by_shape = QuantFault(gemm={"prepare": _ByShape})
 kernel_without_n = QuantFault(gemm={"run": _ByRows})
 

@@ -123,6 +123,19 @@ too_many_taken = QuantFault(moe_runner={"run": _too_many_taken})
 other_width = QuantFault(moe_runner={"run": _square})
 
 
+def _four_slots(r: RunnerRequest, ids: torch.Tensor) -> torch.Tensor:
+    """A token's slots beyond the fourth."""
+    return torch.where(torch.arange(ids.shape[1]) < 4, ids, -1)
+
+
+def _from_256(inner: Any, handle: Any, x: Any, ids: Any, weights: Any, out: torch.Tensor) -> None:
+    inner.run(handle, x, ids, weights, out)
+    out[256:] = 0
+
+
+four_slots, tokens_from_256 = _ids(_four_slots), QuantFault(moe_runner={"run": _from_256})
+
+
 def _empty_weighed(inner: Any, handle: Any, x: Any, ids: Any, weights: torch.Tensor, out: torch.Tensor) -> None:
     """Empty slots are zeros times their weight."""
     inner.run(handle, x, ids, weights, out)

@@ -92,9 +92,9 @@ class Bench:
         made = Weights(of_values(w13, "nvfp4"), scales, of_values(w2, "nvfp4"), of2)
         return made, (element * of2).double() * ACTIVATION
 
-    def random(self, experts: int) -> Weights:
+    def random(self, experts: int, salt: int = 0) -> Weights:
         i, h = self.intermediate, self.hidden
-        generator = self.generator(experts)
+        generator = self.generator(experts + 100 * salt)
 
         def matrix(rows: int, columns: int) -> Matrix:
             some = random_scales((experts, rows, columns // 16), "nvfp4", generator, narrow=True)

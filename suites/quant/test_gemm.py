@@ -203,6 +203,11 @@ def shapes(stack: Stack, context: Context) -> Evidence:
         given = a if turn % 2 == 0 else other
         got = bench.run(handle, given, shape)
         _judge(bench, exact, f"call {turn + 1} of one handle", got, _whole(bench, given, b, shape), shape)
+    second = bench.prepared(of_values(-b.values, b.format))
+    for name, one, sign in (("one", handle, 1), ("the other", second, -1), ("one", handle, 1)):
+        want = sign * _whole(bench, a, b, shape)
+        _judge(bench, exact, f"{name} of two handles", bench.run(one, a, shape), want, shape)
+    bench.kernel.close(second)
     fewer = Groups(shape.offsets, [2, 0, 33], shape.rows)
     got = bench.run(handle, a, fewer)
     _judge(bench, exact, "the same handle, smaller groups", got, _whole(bench, a, b, fewer), fewer)

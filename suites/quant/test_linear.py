@@ -171,6 +171,10 @@ def shapes(stack: Stack, context: Context) -> Evidence:
     bench.exact.same(f"x ({k},)", bench.run(w, rows[4], input_scale=bench.one).double(), want[4])
     empty = bench.run(w, rows[:0], input_scale=bench.one)
     bench.exact.true("x without rows", tuple(empty.shape) == (0, n), f"(0, {n})", str(tuple(empty.shape)))
+    turned = w._replace(codes=w.codes ^ (0x80 if w.format == "mxfp8" else 8))
+    with bench.opened(w, input_scale=bench.one) as one, bench.opened(turned, input_scale=bench.one) as other:
+        bench.exact.same("the second of two layers", other(rows).double(), -want)
+        bench.exact.same("the first of two layers", one(rows).double(), want)
     wide = torch.full((12, k + 32), torch.nan, dtype=rows.dtype)
     wide[::2, 16 : 16 + k] = rows
     got = bench.run(w, wide.to(bench.can.device)[::2, 16 : 16 + k], input_scale=bench.one)

@@ -37,6 +37,7 @@ def experts(stack: Stack, context: Context) -> Evidence:
     mixed[6:12, 1] = mixed[6:12, 0] = _FIRST + 1
     one, last = torch.full((129, 1), _FIRST + 1), torch.full((128, 1), _FIRST + bench.held - 1)
     scenes = {"mixed routes": mixed, "one expert of 129 tokens": one, "the last expert, 128 tokens": last}
+    scenes["eight slots"] = choice[torch.randint(0, len(choice), (12, 8), generator=generator)]
     scenes["129 and 1"] = torch.cat([last, last[:1], torch.full((1, 1), _FIRST)])
     with bench.opened(w, Place(_FIRST, total)) as handle:
         for name, ids in scenes.items():
@@ -177,8 +178,10 @@ def ranks(stack: Stack, context: Context) -> Evidence:
     for first, last in ((0, split), (split, held)):
         with bench.opened(w.part(first, last), place._replace(first=first)) as handle:
             parts.append(bench.run(handle, x, ids, routing))
-    with bench.opened(w, place) as handle:
+    with bench.opened(w, place) as handle, bench.opened(bench.random(held, 1), place) as other:
         whole = bench.run(handle, x, ids, routing)
+        bench.run(other, x, ids, routing)
+        exact.same("after another layer that is open too", bench.run(handle, x, ids, routing), whole)
         slack = grouped_gemm.ROUNDOFF[bench.can.output] * (whole.abs() + parts[0].abs() + parts[1].abs()) * 1.01
         exact.inside("two ranks added up", parts[0] + parts[1], whole - slack, whole + slack)
         if bench.can.deterministic:
@@ -189,7 +192,9 @@ def ranks(stack: Stack, context: Context) -> Evidence:
         most = bench.can.tokens
         many = [t.repeat(-(-(most + 1) // count), 1)[: most + 1] for t in (x, ids, routing)]
         exact.true("no tokens", bench.run(handle, x[:0], ids[:0], routing[:0]).shape == (0, bench.hidden), "", "")
-        bench.run(handle, *(t[:most] for t in many))
+        full = bench.run(handle, *(t[:most] for t in many))
+        again = torch.arange(most) % count
+        exact.inside(f"{most} tokens", full, (whole - slack)[again], (whole + slack)[again])
         after = bench.run(handle, x[:1], ids[:1], routing[:1] * 0)
         exact.same(f"one token of weight 0 after {most}", after, torch.zeros_like(after))
         exact.raises(f"{most + 1} tokens", lambda: bench.run(handle, *many), f"{most} are the most")

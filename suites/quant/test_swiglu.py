@@ -198,7 +198,13 @@ def isolation(stack: Stack, context: Context) -> Evidence:
         if bench.can.nan == "visible":
             whole = torch.ones(n // 2, dtype=torch.bool)
             bench.exact.same(f"limit {limit}: the row with a NaN is one", got[row].isnan(), whole)
-    return bench.evidence("a NaN stays in its row, and is seen there")
+    handles = [bench.prepared(one) for one in (b, of_values(-b.values, b.format))]
+    bench.run(handles[1], a, groups)
+    again = bench.run(handles[0], a, groups)
+    bench.exact.same("the first of two handles", again[others].double(), clean[others].double())
+    for handle in handles:
+        bench.kernel.close(handle)
+    return bench.evidence("a NaN stays in its row, and is seen there; so do weights with their handle")
 
 
 @claim("quant.swiglu.quantised")
