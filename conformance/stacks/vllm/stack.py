@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conformance.errors import NotSupported, StackMissing
+from conformance.faults import graph_steps
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.compile.compiler import ToolchainCompiler
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.vllm.attention import VllmAttention
-    from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
     from conformance.stacks.vllm.engine import VllmEngine
+    from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmLayerGraphs, VllmMoeGraphs
     from conformance.stacks.vllm.moe import VllmMoe
 
 _WORKER = Path(__file__).with_name("worker")
+#: Faults that are planted in a worker's own calls.
+_PLANTED = {"graph_steps": Path(graph_steps.__file__).read_text()}
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -74,7 +77,7 @@ class VllmWorker:
                 WorkerSpec(
                     name="vllm_gpu" if self._gpu else "vllm",
                     python=python,
-                    modules=sources(QUANTISERS, _WORKER),
+                    modules=sources(QUANTISERS, _WORKER) | _PLANTED,
                     entry="gpu_api" if self._gpu else "api",
                     path=interpreter.search_path([source] if source else []),
                     environment=self._environment(),
@@ -162,9 +165,21 @@ class VllmStack:
 
     def attention_graph(self) -> VllmAttentionGraphs:
         """Raises NotSupported where vLLM's attention runs on no GPU."""
-        from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
+        from conformance.stacks.vllm.graphs import VllmAttentionGraphs
 
-        return VllmAttentionGraphs(self.attention())
+        return VllmAttentionGraphs(self._gpu, self.attention())
+
+    def layer_graph(self) -> VllmLayerGraphs:
+        """Raises NotSupported where vLLM's attention and its projection run on no GPU."""
+        from conformance.stacks.vllm.graphs import VllmLayerGraphs
+
+        return VllmLayerGraphs(self._gpu, self.attention(), self.moe())
+
+    def graph(self) -> VllmMoeGraphs:
+        """Raises NotSupported without a GPU."""
+        from conformance.stacks.vllm.graphs import VllmMoeGraphs
+
+        return VllmMoeGraphs(self._gpu, self.moe())
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.vllm.attention import calls

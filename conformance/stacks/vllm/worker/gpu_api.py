@@ -23,4 +23,5 @@ CALLS = {
     "pin": sessions.pin,
     **{name: _of("moe", name) for name in ("open_moe", "fill_moe", "convert_moe", "run_moe", "close_moe")},
     **{name: _of("attention", name) for name in ("describe_attention", "pad_heads", "attention", "close_attention")},
+    "graph": _of("graphs", "graph"),
 }
