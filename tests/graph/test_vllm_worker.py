@@ -102,7 +102,10 @@ class Projection:
 
     @staticmethod
     def project(session, o, positions):
-        return o[:, 0, :HIDDEN].repeat(1, -(-HIDDEN // o.shape[2]))[:, :HIDDEN] + (positions[:, None] * 2.0**-12).bfloat16()
+        return (
+            o[:, 0, :HIDDEN].repeat(1, -(-HIDDEN // o.shape[2]))[:, :HIDDEN]
+            + (positions[:, None] * 2.0**-12).bfloat16()
+        )
 
 
 @pytest.fixture(autouse=True)

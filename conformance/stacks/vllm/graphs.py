@@ -1,7 +1,7 @@
 """Layer `graph`: vLLM's attention decode, its MoE kernel, and both with the output projection between.
 
-Each is captured and replayed in the worker that has the GPU. A graph there is bound to memory there. A replay sends the buffers (of all graphs of its pool), canaries between them
-included, and fetches all of it back.
+Each is captured and replayed in the worker that has the GPU: a graph there is bound to memory there. A replay sends the
+buffers (of all graphs of its pool), canaries between them included, and fetches all of it back.
 """
 
 from __future__ import annotations
