@@ -97,11 +97,13 @@ UNEVEN: dict[str, Any] = EVEN | {
     "moe_intermediate_size": 256,
 }
 #: The gate of layer e2e: every layer routed by token id, since a learned router's near-ties make long tails, and a
-#: SwiGLU limit that bites (activations here stay under 10).
+#: SwiGLU limit that bites (activations here stay under 10). Trained, as it were, on 4,096 positions: a stack's table of
+#: rotations has 16 times that, and a gibibyte of them in all ranks at the published 65,536.
 E2E: dict[str, Any] = EVEN | {
     "compress_ratios": [0, 4, 128, 4],
     "num_hash_layers": 4,
     "num_nextn_predict_layers": 0,
+    "rope_scaling": EVEN["rope_scaling"] | {"original_max_position_embeddings": 4096},
     "swiglu_limit": 1.0,
 }
 #: Beside it, with looser limits: half of its layers routed by learned scores.
