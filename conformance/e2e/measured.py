@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from references.v4_model import Model
 
 _CONTEXT = 3072
-#: Requests at a time, and how often all prompts are asked so.
-_AT_ONCE, _ROUNDS = 8, 2
+#: Requests at a time, beside one, and the seconds in which all of a load must be under way.
+LOADS, _LOAD_SECONDS = (8, 32), 120.0
 #: Tokens that a server, and an engine that cuts prompts into chunks, answer with: the first ones show what is wrong.
 _SERVED, _CHUNKED = 8, 4
 #: What is measured of an engine: see Record.
@@ -106,6 +106,11 @@ class Measured:
         return found
 
     @property
+    def records(self) -> dict[int, Record]:
+        """What was measured so far."""
+        return {tp: found for tp, found in self._records.items() if isinstance(found, Record)}
+
+    @property
     def chunk(self) -> int:
         """Half a window: a prompt's chunks cross window and compression borders."""
         return max(16, (self.plan.config.get("sliding_window") or 128) // 2)
@@ -138,12 +143,13 @@ class Measured:
             return spoilt(self.plan.clean.served(), fault["kind"])
         if self._served is None:
             try:
-                server = self._engine().serve(self._request(tp))
+                server = self._engine().serve(self._request(tp, sequences=max(LOADS)))
                 try:
                     client = Client(server.url, server.model)
                     most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
-                    told = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS, most + 1)
-                    self._served = told
+                    self._served = client.everything(
+                        self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1
+                    )
                 finally:
                     server.close()
             except StackError as error:
