@@ -198,7 +198,7 @@ class VllmStack:
         return self._quantizer
 
     def _make_room(self) -> None:
-        """An engine needs the memory, of a GPU too, that earlier layers' workers hold; the next call starts them anew."""
+        """An engine needs the memory, of a GPU too, that earlier layers' workers hold; the next call starts them."""
         self._worker.close()
         self._gpu.close()
 
