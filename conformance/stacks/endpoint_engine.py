@@ -10,7 +10,7 @@ from conformance.e2e.answers import likely
 from conformance.e2e.client import Client, likeliest
 from conformance.errors import NotSupported, StackCrashed, StackRefused, StackTimeout, UsageError
 from conformance.stacks.endpoint import JUDGED, Server
-from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.engine_protocol import Answer, Block, Drafts, EngineRequest, Likely
 
 
 class EndpointEngine:
@@ -81,6 +81,10 @@ class EndpointSession:
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
         """An API shows no block."""
         return {}
+
+    def drafts(self) -> Drafts:
+        """A server that is up drafts or does not: nothing to compare."""
+        return Drafts(0, ())
 
     def close(self) -> str:
         return ""

@@ -29,10 +29,11 @@ def compare(
     other: Sequence[Answer],
     seen: dict[str, dict[str, float]],
     findings: list[Finding],
+    clean: Clean | None = None,
 ) -> None:
-    """Answers to the same prompts, up to where their tokens part, and the gap there: within the limits of batching.
-    Adds to `seen` and to `findings`."""
-    clean = measured.limits.schedule
+    """Answers to the same prompts, up to where their tokens part, and the gap there: within the limits of batching, of
+    this checkpoint if no others are given. Adds to `seen` and to `findings`."""
+    clean = clean or measured.limits.schedule
     spread = distance.spread(
         [distance.between(*distance.until_parted(a, b)) for a, b in zip(alone, other, strict=True)]
     )

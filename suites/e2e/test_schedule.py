@@ -44,6 +44,18 @@ def chunked(stack: Stack, context: Context) -> Evidence:
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
 
 
+@claim("e2e.graph.parity")
+def graphs(stack: Stack, context: Context) -> Evidence:
+    """Replayed graphs against eager mode: a graph's batch is padded, so bits may change as they do in a batch."""
+    measured = context.e2e
+    seen: dict[str, dict[str, float]] = {}
+    findings: list[Finding] = []
+    tp = measured.sizes[-1]
+    what = f"{measured.name(tp)}, from graphs against eager"
+    compare(measured, what, measured.record(tp).solo, measured.graphed(), seen, findings)
+    return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
+
+
 def unproved(prompts: Sequence[Sequence[int]], chunk: int, chunks: Sequence[Answer], known: Sequence[Answer]) -> str:
     """Why the answers show neither chunks nor cache; empty if they do."""
     longer = [(len(p), a) for p, a in zip(prompts, chunks, strict=True) if len(p) > chunk]

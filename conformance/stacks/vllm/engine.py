@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from conformance.errors import StackError, one_line
 from conformance.stacks import interpreter
-from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.engine_protocol import Answer, Block, Drafts, EngineRequest, Likely
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import StackOptions
 
@@ -141,6 +141,11 @@ class VllmSession:
         found = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
         return {name: Block(found[name]["x"], found[name]["y"]) for name in sorted(found, key=_order)}
 
+    def drafts(self) -> Drafts:
+        """By vLLM's own metrics. Run nowhere yet: it needs a GPU."""
+        steps, accepted = self._worker.call("drafts")
+        return Drafts(steps, tuple(accepted))
+
     def close(self) -> str:
         """vLLM aborts now and then when it ends, after everything was answered: noted, and nothing more."""
         try:
@@ -157,7 +162,7 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
     return {
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
+        "enforce_eager": not request.graph,
         "max_model_len": request.context,
         "max_num_seqs": request.sequences,
         "max_num_batched_tokens": request.chunk,
@@ -166,8 +171,9 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
         "enable_prefix_caching": request.prefix_cache,
         "max_logprobs": 20,
         "logprobs_mode": "raw_logprobs",
-        "disable_log_stats": True,
+        "disable_log_stats": not request.draft,  # they count what was accepted
         "seed": 0,
+        **({"speculative_config": {"method": "mtp", "num_speculative_tokens": request.draft}} if request.draft else {}),
     }
 
 
