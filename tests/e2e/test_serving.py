@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -15,34 +13,26 @@ from conformance.errors import StackTimeout
 from conformance.stacks.engine_protocol import EngineRequest
 from conformance.stacks.reference_server import ReferenceServer
 from suites.e2e.test_serving import _wrong
+from tests.e2e.servers import Saying, listening
 
 
-class Liar(BaseHTTPRequestHandler):
+class Liar(Saying):
     """200 to everything, with the class's body."""
 
     body = b""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.read()
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(200, self.body)
 
 
 @pytest.fixture
 def liar() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Liar)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with listening(Liar) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
