@@ -149,7 +149,7 @@ class Target(msgspec.Struct, frozen=True):
             else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
             "of the same layout beside this one",
             "choice": self.choiceless,
-            "own-engine": "" if not self.endpoint else "a server that is up shows no block, and keeps its schedule",
+            "own-engine": "" if not self.endpoint else "a server that is up shows no block, and keeps its modes",
             "attention-sources": self._attention_binary(),
             "sm90-call": "" if self.backend != "flashinfer_cutedsl" else "SM90 multiplies no NVFP4",
             "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",

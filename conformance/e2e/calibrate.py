@@ -34,6 +34,12 @@ class Largest:
         for name, value in values.items():
             known[name] = max(known.get(name, 0.0), value)
 
+    def pool_gaps(self, *kinds: str) -> None:
+        """Partings are rare, and all of them are ties that rounding decides: one largest gap for all kinds of pairs."""
+        most = max(self.values.get(what, {}).get("gap", 0.0) for what in kinds)
+        for what in kinds:
+            self.add(what, gap=most)
+
     def spread(self, what: str, spread: distance.Spread, gaps: list[float] | None = None) -> None:
         self.add(what, p99=spread.p99, max=spread.max)
         if gaps is not None:
@@ -74,6 +80,7 @@ def text(found: Largest, about: list[Record], device: str, models: list[str], pa
     if any(value != value for values in found.values.values() for value in values.values()):
         raise UsageError("a clean record holds NaN: nothing can be calibrated on it")
     first = about[0].about
+    found.pool_gaps("parity", "schedule")
     lines = ["[[limits]]", f'stack = "{first.stack}"', f'version = "{first.version}"', f'device = "{device}"']
     lines += [
         f"recipe = {RECIPE}",

@@ -204,13 +204,18 @@ class VllmStack:
     def engine(self) -> VllmEngine:
         from conformance.stacks.vllm.engine import VllmEngine
 
-        return VllmEngine(self._options)
+        return VllmEngine(self._options, self._make_room)
 
     def compiler(self) -> ToolchainCompiler:
         return self._compiler
 
     def quantizer(self) -> LibraryQuantizer:
         return self._quantizer
+
+    def _make_room(self) -> None:
+        """An engine needs the memory, of a GPU too, that earlier layers' workers hold; the next call starts them."""
+        self._worker.close()
+        self._gpu.close()
 
     def close(self) -> None:
         self._compiler.close()
