@@ -128,7 +128,8 @@ def _overflowing(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
     import torch
 
     inner(call, out)
-    out[_scores(call) > _OVERFLOW] = torch.nan
+    if len(call.q):
+        out[_scores(call) > _OVERFLOW] = torch.nan
 
 
 def _far_keys_dropped(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:

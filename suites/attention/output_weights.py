@@ -13,7 +13,7 @@ from references import attention_output, attention_rope
 from suites.attention.bench import Bench, D
 
 _ONE, _PLAIN = 0x38, 127  # E4M3's 1.0, E8M0's 2^0
-POSITIONS = 3000
+POSITIONS = 9000
 
 
 class Weights(NamedTuple):

@@ -22,6 +22,8 @@ WINDOW = 128
 DECODE = ((1, 1), (2, 1), (64, 1), (65, 1), (127, 1), (128, 1), (129, 1), (257, 1), (8450, 1), (640, 1))
 #: Chunks of odd sizes: a first one, one that ends on the window's edge, and two far on.
 PREFILL = ((9, 9), (131, 5), (8450, 2), (300, 5))
+#: What all tokens have in their last channel: a query that is long there has high scores everywhere.
+COMMON = 4.0
 #: Most that the indexer selects. Source: DeepSeek-V4-Flash's `index_topk`.
 _SELECTED = 512
 
@@ -145,7 +147,9 @@ def _tokens(count: int, rng: torch.Generator) -> torch.Tensor:
     """(count, 512) float32 of all magnitudes: the 64-channel blocks of a token differ by powers of two."""
     values = torch.randn(count, 512, generator=rng)
     power = torch.randint(-2, 2, (count, 8), generator=rng).repeat_interleave(64, 1)
-    return torch.ldexp(values, power)
+    values = torch.ldexp(values, power)
+    values[:, -1] = COMMON
+    return values
 
 
 class _Seen(NamedTuple):
