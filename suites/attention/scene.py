@@ -119,7 +119,7 @@ def _scene(
     positions = torch.cat([torch.arange(length - count, length) for length, count in asked])
     requests = torch.cat([torch.full((count,), b, dtype=torch.int32) for b, (_, count) in enumerate(asked)])
     fp8 = can.kv == "fp8_ds_mla"
-    seen = [_Seen(_tokens(min(length, count + WINDOW), rng), length) for length, count in asked]
+    seen = [_Seen(_tokens(length - first_kept(length, count), rng), length) for length, count in asked]
     window = _paged(seen, can.window_tokens, fill, seed + deal, fp8)
     compressed = selected = None
     if ratio:
@@ -150,6 +150,11 @@ def _tokens(count: int, rng: torch.Generator) -> torch.Tensor:
     values = torch.ldexp(values, power)
     values[:, -1] = COMMON
     return values
+
+
+def first_kept(length: int, count: int) -> int:
+    """Of a request's tokens the first that is in the window's cache, if its last `count` are queries."""
+    return max(0, length - count - WINDOW)
 
 
 class _Seen(NamedTuple):
