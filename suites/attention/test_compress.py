@@ -71,7 +71,7 @@ def _judged(context: Context, ratio: int) -> Evidence:
     bench = Bench(context, "compressor")
     can, rng, calls = bench.can, bench.rng(30 + ratio), _CALLS[ratio]
     columns, tokens = 2 * D if ratio == 4 else D, can.c4_tokens if ratio == 4 else can.c128_tokens
-    lengths = [sum(size for call in calls for one, size in call if one == stream) for stream in range(len(_SLOTS))]
+    lengths = [sum(size for call in calls for of, size in call if of == number) for number in range(len(_SLOTS))]
     entries = [length // ratio for length in lengths]
     bias, norm = torch.randn(ratio, columns, generator=rng), 1 + 0.2 * torch.randn(D, generator=rng)
     table = attention_rope.table(attention_rope.of_layer(context.geometry.config, ratio), max(lengths)).float()
@@ -88,9 +88,9 @@ def _judged(context: Context, ratio: int) -> Evidence:
     done = [0] * len(streams)
     for call in calls:
         given = []
-        for stream, size in call:
-            given.append(_given(streams[stream], _SLOTS[stream], done[stream], size, ratio))
-            done[stream] += size
+        for number, size in call:
+            given.append(_given(streams[number], _SLOTS[number], done[number], size, ratio))
+            done[number] += size
         kv, gate, positions, requests, slots = (torch.cat(part) for part in zip(*given, strict=True))
         compressor.run(kv, gate, positions, requests, Pages(data, tokens), slots)
     compressor.close()
@@ -114,11 +114,11 @@ def _judged(context: Context, ratio: int) -> Evidence:
 
 def _tokens(length: int, columns: int, ratio: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """kv and gate (length, columns). Gates of a channel lie around -160 .. 160, Ca's as Cb's: exponentials overflow, or
-    vanish all, without their maximum. The first entry's tokens are zeros, the next two's 2^-10: eps decides there."""
+    vanish all, without their maximum. Tokens of some entries are zeros, then 2^-10 as large: eps decides there."""
     kv, gate = (torch.randn(length, columns, generator=rng) * spread for spread in (3.0, 2.0))
     gate += 80.0 * torch.randint(-2, 3, (D,), generator=rng).repeat(columns // D)
-    kv[:ratio] = 0
-    kv[ratio : 3 * ratio] *= 2.0**-10
+    kv[2 * ratio : 4 * ratio] = 0
+    kv[4 * ratio : 6 * ratio] *= 2.0**-10
     return kv, gate
 
 

@@ -50,7 +50,8 @@ def chosen(stack: Stack, context: Context) -> Evidence:
         positions, requests = places.flatten(), torch.tensor([0, 2], dtype=torch.int32).repeat_interleave(len(places.T))
         q = _grid((len(positions), g.index_heads, g.index_head_dim), rng)
         weights = _weights(len(positions), g.index_heads, rng)
-        ties += _judge(bench, SelectCall(*(p.to(can.device) for p in (q, weights, keys, positions, requests)), k))
+        q, weights, positions, requests = (p.to(can.device) for p in (q, weights, positions, requests))
+        ties += _judge(bench, SelectCall(q, weights, keys.to(can.device), positions, requests, k))
     return bench.evidence(
         f"the {k} highest of {near.numel() + 2} queries, {ties} with ties at the edge",
         f"k = {k}, ties: {can.ties}",

@@ -89,7 +89,7 @@ def _read(bench: Bench, ratio: int, what: str) -> None:
     q = torch.zeros(tokens, bench.padded, 512, dtype=torch.bfloat16, device=one.positions.device)
     out = _step(bench, _call(bench, one, q, torch.full((bench.padded,), -torch.inf, device=q.device)))[:, 0].double()
     # A seen token weighs 1 / (tokens seen), and BF16 is off by far less than half of that.
-    counts = out * sum((slots >= 0).sum(1) for _, slots in one.slots())[:, None]
+    counts = out * torch.cat([slots for _, slots in one.slots()], 1).ge(0).sum(1, keepdim=True)
     due = torch.zeros(tokens, _NOPE, dtype=torch.float64, device=out.device)
     due.scatter_add_(1, numbers.clamp(min=0) % _NOPE, (numbers >= 0).double())
     for token, (position, request) in enumerate(zip(one.positions.tolist(), one.requests.tolist(), strict=True)):
