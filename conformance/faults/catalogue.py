@@ -8,6 +8,7 @@ from typing import NamedTuple
 from conformance.faults import (
     attention,
     attention_calls,
+    attention_catalogue,
     calls,
     compiled,
     files,
@@ -1481,6 +1482,10 @@ _WRITTEN = (
     *(
         Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
         for row in quant_catalogue.ROWS
+    ),
+    *(
+        Fault(f"attention-{row.id}", row.what, _attention(*row.claims.split()), attention=row.fault)
+        for row in attention_catalogue.ROWS
     ),
     Fault(
         "attention-pad-stored",

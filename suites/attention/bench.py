@@ -55,9 +55,11 @@ class Bench:
         return q
 
     def every_q(self, scene: Scene) -> torch.Tensor:
-        """(T, the model's heads, D) bfloat16."""
+        """(T, the model's heads, D) bfloat16. Every fifth token's scores are all higher by 199: see `scene.COMMON`."""
         shape = len(scene.positions), self.context.geometry.attention_heads, D
-        return (2 * torch.randn(shape, generator=self.rng(1))).bfloat16().to(self.can.device)
+        q = 2 * torch.randn(shape, generator=self.rng(1))
+        q[2::5, :, -1] = 1128
+        return q.bfloat16().to(self.can.device)
 
     def sinks(self, rank: int) -> torch.Tensor:
         """(P,) float32, no two alike; -inf behind the rank's real heads."""

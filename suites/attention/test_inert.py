@@ -145,9 +145,11 @@ def _moves(bench: Bench, ratio: int, phase: Phase, rank: int, clean: torch.Tenso
 
 @claim("attention.memory.canaries")
 def canaries(stack: Stack, context: Context) -> Evidence:
-    """Outputs alone are written: not what lies next to them, and neither queries nor sinks, slots or caches."""
+    """Outputs alone are written: not what lies next to them, and neither queries nor sinks, slots or caches; of a call
+    without tokens nothing."""
     bench = Bench(context, "attend")
     for phase in bench.can.phases:
+        bench.attend(_without_tokens(bench.call(random_scenes.made(bench, 4, phase), context.ranks[0], phase)))
         for ratio in random_scenes.RATIOS:
             for rank in context.ranks:
                 call = bench.call(random_scenes.made(bench, ratio, phase), rank, phase)
@@ -178,6 +180,16 @@ def canaries(stack: Stack, context: Context) -> Evidence:
         if count:
             bench.find(f"next to {name}", "canaries", f"{count} bytes changed", "the kernel writes beyond its output")
     return bench.evidence("outputs alone are written", "canaries whole, inputs as they were", spoilt)
+
+
+def _without_tokens(call: AttendCall) -> AttendCall:
+    """The same caches, and nobody who asks."""
+    window, compressed = (
+        part and part._replace(slots=part.slots[:0], lengths=part.lengths[:0])
+        for part in (call.window, call.compressed)
+    )
+    assert window is not None
+    return call._replace(q=call.q[:0], window=window, compressed=compressed)
 
 
 def _inputs(call: AttendCall) -> dict[str, torch.Tensor]:
