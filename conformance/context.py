@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.prepare_protocol import Preparation
+    from conformance.stacks.quant_calls_protocol import QuantCalls
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
+    from conformance.stacks.runner_protocol import MoeRunner
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
 
@@ -388,6 +390,11 @@ class Context:
         """The same of attention kernels."""
         return self._parts.get("attention_calls")
 
+    @property
+    def quant_calls(self) -> QuantCalls | None:
+        """The same of quantisers, and of GEMMs on what they quantise."""
+        return self._parts.get("quant_calls")
+
     def graphs(self, name: str = "graph") -> GraphRunner:
         """`graph`, `attention_graph` or `layer_graph`. Raises NotSupported where the stack captures none of it for this
         harness."""
@@ -422,7 +429,7 @@ class Context:
 
     @property
     def quantizer(self) -> Quantizer:
-        """Raises NotSupported where the stack quantises nothing for this harness; so do the next three."""
+        """Raises NotSupported where the stack quantises nothing for this harness; so do the next four."""
         found: Quantizer = self.once("quantizer", self._opener("quantizer"))
         return found
 
@@ -439,6 +446,11 @@ class Context:
     @property
     def linear(self) -> QuantLinear:
         found: QuantLinear = self.once("linear", self._opener("linear"))
+        return found
+
+    @property
+    def moe_runner(self) -> MoeRunner:
+        found: MoeRunner = self.once("moe_runner", self._opener("moe_runner"))
         return found
 
     @property

@@ -25,6 +25,7 @@ from conformance.faults import (
     ops,
     plan,
     prepare,
+    quant_calls,
     quant_catalogue,
     ranks,
 )
@@ -36,6 +37,7 @@ from conformance.faults.kernel import MoeFault
 from conformance.faults.models import ModelFault
 from conformance.faults.ops import OpFault
 from conformance.faults.prepare import PrepareFault
+from conformance.faults.quant_calls import QuantCallFault
 from conformance.faults.quant_seam import QuantFault
 from conformance.faults.seams import GuardFault, LoaderFault
 from conformance.stacks.protocols import PlanOutcome
@@ -66,6 +68,7 @@ class Fault(NamedTuple):
     prepare: PrepareFault | None = None
     selection: Callable[[Choice], Choice] | None = None
     quant: QuantFault | None = None
+    quant_call: QuantCallFault | None = None
     attention: AttentionFault | None = None
     engine: EngineFault | None = None
     rounded: bool = False
@@ -794,6 +797,13 @@ _WRITTEN = (
                 moe_nvfp4.blocks_of_32,
             ),
             (
+                "moe-nvfp4-quiet-left-out",
+                "channels below 1 / 32 of the largest of their sixteen are left out",
+                "exact.w1 exact.w3",
+                "",
+                moe_nvfp4.quiet_left_out,
+            ),
+            (
                 "moe-nvfp4-one-alpha",
                 "the call's gate and up have one global scale for all experts",
                 "call.sm100 call.sm120",
@@ -1478,6 +1488,14 @@ _WRITTEN = (
     Fault("op-returns-buffer", "results lie in one buffer", ("graph.op.alias",), op=ops.returns_buffer),
     Fault("op-mutates-input", "an input is halved, undeclared", ("graph.op.schema",), op=ops.mutates_input),
     Fault("op-graph-break", "Python round the operator breaks the graph", ("graph.op.compile",), op=ops.graph_break),
+    Fault("op-disabled", "`torch.compiler.disable` round the operator", ("graph.op.compile",), op=ops.disabled),
+    Fault("op-locked", "a lock on the way to the operator", ("graph.op.compile",), op=ops.locked),
+    Fault("op-by-folder", "`Path.cwd()` on the way to the operator", ("graph.op.compile",), op=ops.by_folder),
+    Fault("op-each-size", "each batch size is a program of its own", ("graph.op.recompiles",), op=ops.each_size),
+    Fault("op-numbers-again", "a free number is given again", ("graph.op.runners",), op=ops.numbers_again),
+    Fault("op-found-at-trace", "objects are looked up when traced", ("graph.op.runners",), op=ops.found_at_trace),
+    Fault("op-width-of-first", "the fake knows the first object's width", ("graph.op.runners",), op=ops.width_of_first),
+    Fault("op-free-answers", "a number that is free still answers", ("graph.op.runners",), op=ops.free_answers),
     Fault("op-branching", "Python branches on a number of the result", ("graph.op.compile",), op=ops.branching),
     *(
         Fault(row.id, row.what, tuple(f"quant.{name}" for name in row.claims.split()), row.seen_in, quant=row.fault)
@@ -1486,6 +1504,30 @@ _WRITTEN = (
     *(
         Fault(f"attention-{row.id}", row.what, _attention(*row.claims.split()), attention=row.fault)
         for row in attention_catalogue.ROWS
+    ),
+    *(
+        Fault(f"quant-call-{name}", what, ("quant.call.sm100", "quant.call.sm120"), seen_in, quant_call=fault)
+        for name, what, seen_in, fault in (
+            ("renamed", "the call has an argument that the library does not know", "", quant_calls.renamed),
+            (
+                "scales-unpadded",
+                "scales of the weights have as many rows as the weights, no whole tiles",
+                "vLLM #55643",
+                quant_calls.scales_unpadded,
+            ),
+            ("scales-linear", "activations' scales are asked for as rows and blocks", "", quant_calls.scales_linear),
+            ("alpha-bf16", "global scales go in as BF16", "", quant_calls.alpha_bf16),
+            ("one-alpha", "one global scale for all experts", "NVFP4 contract, S3", quant_calls.one_alpha),
+            ("starts-long", "starts and sizes of groups are int64", "", quant_calls.starts_long),
+            (
+                "scales-one-group",
+                "scales of the activations are padded as one group",
+                "NVFP4 contract, S5",
+                quant_calls.scales_one_group,
+            ),
+            ("blocks-of-32", "half of the activations' scales", "", quant_calls.blocks_of_32),
+            ("no-groups", "nothing is told of groups", "", quant_calls.no_groups),
+        )
     ),
     Fault(
         "attention-pad-stored",

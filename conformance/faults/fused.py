@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from conformance.faults.quant_seam import QuantFault
-from conformance.stacks.quant_protocol import Activations, QuantizedWeight
+from conformance.stacks.quant_protocol import Activations, Quantized, QuantizedWeight
 from references import codes, interleave, nvfp4, swiglu
 
 Epilogue = Callable[[torch.Tensor, torch.Tensor, float | None], torch.Tensor]
@@ -105,6 +105,75 @@ def _halved(half: int) -> torch.Tensor:
     return interleave.order(half, 4 if half % 8 == 0 else 1)[read.argsort()]
 
 
+def _uninitialised(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """The gate's buffer is not filled yet when a tile of 64 columns begins."""
+    y = swiglu.swiglu(gate, up, limit)
+    y[:, torch.arange(y.shape[1]) % 64 < 8] = 0
+    return y
+
+
+def _carried(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """The first gates of a tile of 128 rows are those that the tile before left in the buffer."""
+    kept = gate.clone()
+    kept[128:, :8] = gate[: max(len(gate) - 128, 0), :8]
+    return swiglu.swiglu(kept, up, limit)
+
+
+def _quantising(change: Callable[[torch.Tensor, Quantized, float], Quantized]) -> QuantFault:
+    """`change(product, right result, global scale)`, rows of nobody in both. The product is the kernel's own."""
+
+    def run(inner: Any, held: _Held, a: Activations, offsets: Any, sizes: Any, limit: Any, scale: float) -> Quantized:
+        right = inner.run_quantized(held.inner, a, offsets, sizes, limit, scale)
+        product = torch.zeros(len(a.x), held.gate.shape[1], dtype=torch.float32)
+        inner.run(held.inner, a, offsets, sizes, limit, product)
+        return change(product.nan_to_num(), right, scale)
+
+    return QuantFault(
+        swiglu={
+            "prepare": _prepared,
+            "run": lambda inner, held, *rest: inner.run(held.inner, *rest),
+            "run_quantized": run,
+            "close": lambda inner, held: inner.close(held.inner),
+        }
+    )
+
+
+def _by_amax(moved: Callable[[torch.Tensor], torch.Tensor]) -> QuantFault:
+    """Block scales of other elements than the block's: `moved` (M, I) of magnitudes."""
+
+    def change(product: torch.Tensor, right: Quantized, scale: float) -> Quantized:
+        scales = nvfp4.scale_bytes(nvfp4.scale_quotients(moved(product.abs()), scale))
+        return right._replace(codes=codes.pack(nvfp4.element_codes(product, scales, scale)), scales=scales)
+
+    return _quantising(change)
+
+
+def _first_eight(size: torch.Tensor) -> torch.Tensor:
+    return size * (torch.arange(size.shape[1]) % 16 < 8)
+
+
+def _own_scale(product: torch.Tensor, right: Quantized, scale: float) -> Quantized:
+    q = nvfp4.quantize(product, nvfp4.own_global_scale(product))
+    return right._replace(codes=codes.pack(q.codes), scales=q.scales)
+
+
+def _rounded_first(product: torch.Tensor, right: Quantized, scale: float) -> Quantized:
+    q = nvfp4.quantize(product.bfloat16(), scale)
+    return right._replace(codes=codes.pack(q.codes), scales=q.scales)
+
+
+def _gates_too(product: torch.Tensor, right: Quantized, scale: float) -> Quantized:
+    """Twice as many columns."""
+    return right._replace(codes=right.codes.repeat(1, 2), scales=right.scales.repeat(1, 2))
+
+
+quantised_by_half = _by_amax(_first_eight)
+quantised_by_neighbours = _by_amax(lambda size: size.roll(8, 1))
+quantised_by_own = _quantising(_own_scale)
+quantised_rounded = _quantising(_rounded_first)
+quantised_gates_too = _quantising(_gates_too)
+quantised_rows = _quantising(lambda product, right, scale: right._replace(scales=right.scales.roll(1, 0)))
+buffer_uninitialised, buffer_carried = _ending(_uninitialised), _ending(_carried)
 silu_on_all = _ending(lambda g, u, limit: _silu(swiglu.clamp(g, u, limit)[0]) * _silu(swiglu.clamp(g, u, limit)[1]))
 clamp_after = _ending(_after)
 clamp_missing = _ending(lambda g, u, limit: swiglu.swiglu(g, u, None))
@@ -120,3 +189,5 @@ left_interleaved = _ending(
 granularity_halved = _rows(_halved)
 up_first = _rows(lambda half: torch.arange(2 * half).roll(half))
 one_row_on = _rows(lambda half: torch.cat([torch.arange(half), half + torch.arange(half).roll(1)]))
+gates_by_number = _rows(lambda half: interleave.order(half, 8 if half % 8 == 0 else 1))
+subtile_before = _rows(lambda half: torch.cat([torch.arange(half).roll(8), half + torch.arange(half)]))

@@ -144,6 +144,80 @@ nan_swallowed = _running(_nan_swallowed)
 sums_in_bf16 = _running(_in_bf16)
 
 
+def _global_of_next_group(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: Any) -> None:
+    _, globals_ = _quantised(a)
+    inner.run(handle, a._replace(global_scales=globals_.roll(1, 0)), offsets, sizes, out)
+
+
+def _padded_sizes(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+    """Each group computes whole eights of rows, the last group first: rows of the next one are overwritten."""
+    for expert in reversed(range(len(sizes))):
+        size = min(-(-int(sizes[expert]) // 8) * 8, len(a.x) - int(offsets[expert]))
+        only = torch.zeros_like(sizes)
+        only[expert] = size
+        inner.run(handle, a, offsets, only, out)
+
+
+def _columns_doubled(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+    """Packing is taken to be along N: every column is there twice, and half of them are not there."""
+    inner.run(handle, a, offsets, sizes, out)
+    out.copy_(out[:, torch.arange(out.shape[1], device=out.device) // 2].clone())
+
+
+def _tokens_first(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+    """(T, G, D) seen as (G T, D) without a permute, where all groups are alike."""
+    groups, size = len(sizes), int(sizes[0])
+    order = torch.arange(len(a.x), device=a.x.device)
+    if groups > 1 and bool((sizes == size).all()) and bool((offsets.diff() == size).all()):
+        order[: groups * size] = order[: groups * size].view(size, groups).T.flatten()
+    scales = None if a.scales is None else a.scales[order]
+    inner.run(handle, a._replace(x=a.x[order], scales=scales), offsets, sizes, out)
+
+
+activation_global_of_next = _running(_global_of_next_group)
+padded_sizes = _running(_padded_sizes)
+columns_doubled = _running(_columns_doubled)
+tokens_first = _running(_tokens_first)
+
+
+def _flat_scales(w: QuantizedWeight) -> QuantizedWeight:
+    """Scales padded to 128 rows an expert, as activations' are a group, and read without padding."""
+    experts, n, columns = w.scales.shape
+    padded = torch.nn.functional.pad(w.scales, (0, 0, 0, -n % 128))
+    return w._replace(scales=padded.reshape(-1, columns)[: experts * n].view(experts, n, columns).contiguous())
+
+
+layout_of_activations = _preparing(_flat_scales)
+
+
+class _ByShape:
+    """Prepared weights are kept by their shape alone."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], QuantizedWeight] = {}
+
+    def __call__(self, inner: Any, w: QuantizedWeight) -> Any:
+        first = self.kept.setdefault(tuple(w.codes.shape), QuantizedWeight(*(t.clone() for t in w)))
+        return inner.prepare(QuantizedWeight(*(t.clone() for t in first)))
+
+
+class _ByRows:
+    """A kernel is kept by its group sizes, without N: what it wrote for the first N is all that it writes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, ...], int] = {}
+
+    def __call__(self, inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+        columns = self.kept.setdefault((a.x.shape[1], *sizes.tolist()), out.shape[1])
+        part = torch.full_like(out, torch.nan)
+        inner.run(handle, a, offsets, sizes, part)
+        out[:, :columns] = part[:, :columns]
+
+
+weights_by_shape = QuantFault(gemm={"prepare": _ByShape})
+kernel_without_n = QuantFault(gemm={"run": _ByRows})
+
+
 class _FirstShape:
     """What was compiled for the first shapes: later calls compute no more rows and columns than the first one."""
 
@@ -268,6 +342,55 @@ def _columns_swapped(inner: Any, w: QuantizedWeight, split: Any = None, bias: An
     return inner.prepare(w._replace(codes=w.codes >> 4 | w.codes << 4), split, bias, scale)
 
 
+def _smallest(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    return inner.prepare(_all_of(w, lambda g: g.amin(-1, keepdim=True)), split, bias, scale)
+
+
+def _alpha_missing(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    return inner.prepare(w._replace(global_scales=torch.ones_like(w.global_scales)), split, bias, scale)
+
+
+def _calibrated(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    """The input's global scale is what a warm-up on normal numbers found."""
+    return inner.prepare(w, split, bias, 4.5 / 2688 if scale and scale > 0 and scale < float("inf") else scale)
+
+
+class _LateHandle:
+    """The tensors given are read at the first call: an adapter that keeps no copy."""
+
+    def __init__(self, prepare: Callable[[], Any]):
+        self._prepare, self._handle = prepare, None
+
+    def opened(self) -> Any:
+        self._handle = self._handle or self._prepare()
+        return self._handle
+
+
+def _views_read_flat(inner: Any, handle: Any, x: torch.Tensor) -> torch.Tensor:
+    """Strides of a view are left out."""
+    if x.is_contiguous() or x.dim() != 2:
+        return inner.run(handle, x)
+    return inner.run(handle, torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset()))
+
+
+def _any_weights(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    """Whatever is given is prepared."""
+    try:
+        return inner.prepare(w, split, bias, scale)
+    except StackRefused:
+        return None
+
+
+smallest_scale, alpha_missing, calibrated = _linear(_smallest), _linear(_alpha_missing), _linear(_calibrated)
+any_weights = _linear(_any_weights)
+linear_views_flat = QuantFault(linear={"run": _views_read_flat})
+reads_what_was_given = QuantFault(
+    linear={
+        "prepare": lambda inner, *given, **named: _LateHandle(lambda: inner.prepare(*given, **named)),
+        "run": lambda inner, late, x: inner.run(late.opened(), x),
+        "close": lambda inner, late: inner.close(late.opened()),
+    }
+)
 one_scalar, largest_scale, mean_scale = _linear(_one_scalar), _linear(_largest), _linear(_mean)
 scales_folded, split_in_the_middle = _linear(_folded), _linear(_middle)
 bias_dropped, bias_scaled = _linear(_bias_dropped), _linear(_bias_scaled)

@@ -131,3 +131,31 @@ scales_left = QuantFault(quantizer={"interleave": lambda inner, c, s, g: (inner.
 codes_left = QuantFault(quantizer={"interleave": lambda inner, c, s, g: (c, inner.interleave(c, s, g)[1])})
 deinterleave_halved = QuantFault(quantizer={"deinterleave": lambda inner, h, g: inner.deinterleave(h, g // 2)})
 not_k_major = QuantFault(quantizer={"k_major": lambda inner, c: inner.k_major(c).contiguous()})
+
+
+def _along_k(inner: Any, codes: torch.Tensor, scales: torch.Tensor, g: int) -> Any:
+    """Bytes of each row take turns, not rows."""
+    odd = codes.shape[2] % 2
+    woven = codes[..., : codes.shape[2] - odd].unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
+    return torch.cat([woven, codes[..., codes.shape[2] - odd :]], 2), inner.interleave(codes, scales, g)[1]
+
+
+def _after_the_swizzle(inner: Any, codes: torch.Tensor, scales: torch.Tensor, g: int) -> Any:
+    """Scales are swizzled first; rows of the swizzled buffer take turns then."""
+    right, _ = inner.interleave(codes, scales, g)
+    rows, columns = scales.shape[1:]
+    found = []
+    for one in scales:
+        flat = inner.swizzle(one).flatten().view(-(-rows // 128) * 128, -1).clone()
+        flat[:rows] = inner.interleave(flat[None, :rows], flat[None, :rows], g)[1][0]
+        found.append(inner.unswizzle(flat.flatten(), rows, columns))
+    return right, torch.stack(found)
+
+
+interleave_along_k = QuantFault(quantizer={"interleave": _along_k})
+interleave_after_swizzle = QuantFault(quantizer={"interleave": _after_the_swizzle})
+swizzle_converted = QuantFault(
+    quantizer={
+        "swizzle": lambda inner, s: inner.swizzle(s.float().clamp(max=448).to(torch.float8_e4m3fn).view(s.dtype))
+    }
+)

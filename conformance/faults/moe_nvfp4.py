@@ -59,6 +59,20 @@ def _blocks_of_32(x: torch.Tensor, stage: str, global_scale: float) -> torch.Ten
     return quantised(x, global_scale, block=32)
 
 
+def _quiet_left_out(
+    gate: torch.Tensor, up: torch.Tensor, limit: float | None, alpha: float, beta: float
+) -> torch.Tensor:
+    """Channels whose gate or up is below 1 / 32 of the largest of its sixteen are left out. Beside that largest their
+    codes would be 0 anyway."""
+    from references import swiglu
+
+    quiet = [
+        (x.abs().unflatten(-1, (-1, 16)) * 32 < x.abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True)).flatten(-2)
+        for x in (gate, up)
+    ]
+    return swiglu.swiglu(gate, up, limit, alpha, beta).masked_fill(quiet[0] | quiet[1], 0.0)
+
+
 _SCHEME = "nvfp4"
 doubled = MoeFault(quantise=_doubled, scheme=_SCHEME)
 inverted = MoeFault(quantise=_inverted, scheme=_SCHEME)
@@ -67,3 +81,4 @@ scale_one_up = MoeFault(quantise=_scale_one_up, scheme=_SCHEME)
 not_requantised = MoeFault(quantise=_not_requantised, scheme=_SCHEME)
 input_not_quantised = MoeFault(quantise=_input_not_quantised, scheme=_SCHEME)
 blocks_of_32 = MoeFault(quantise=_blocks_of_32, scheme=_SCHEME)
+quiet_left_out = MoeFault(activation=_quiet_left_out)

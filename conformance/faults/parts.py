@@ -55,6 +55,8 @@ def planted_parts(offers: Parts, fault: Fault, rank: int | None = None) -> dict[
     if quant := fault.quant:
         for name in quant._fields:
             replace(name, partial(quant.planted, name))
+    if quant_call := fault.quant_call:
+        replace("quant_calls", quant_call.planted)
     if attention := fault.attention:
         if call := attention.call:
             replace("attention_calls", lambda calls: FaultyAttentionCalls(calls, call))

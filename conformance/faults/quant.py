@@ -63,6 +63,9 @@ e4m3_overflowing = _encoding("e4m3", _overflowing)
 e8m0_zero = _decoding("e8m0", lambda b, v: torch.where(b == 0, 0.0, v))
 e8m0_inf = _decoding("e8m0", lambda b, v: torch.where(b == 255, torch.inf, v))
 e8m0_bias = _decoding("e8m0", lambda b, v: v * 2)
+e8m0_bias_128 = _decoding("e8m0", lambda b, v: v / 2)
+e8m0_128 = _decoding("e8m0", lambda b, v: torch.where(v == 128, torch.nan, torch.where(b == 255, torch.inf, v)))
+e4m3_nan_zero = _decoding("e4m3", lambda b, v: v.nan_to_num(0.0))
 e4m3_480 = _decoding("e4m3", lambda b, v: torch.where(v.isnan(), 480.0, v))
 e4m3_bias = _decoding("e4m3", lambda b, v: v / 2)
 e4m3_converted = _decoding("e4m3", lambda b, v: b.float())
@@ -203,6 +206,23 @@ def _flat_memory(inner: Any, x: torch.Tensor, given: float | None, q: Quantized)
     return q if x.is_contiguous() or not x.numel() else inner.quantize("nvfp4", flat, given)
 
 
+def _along_m(inner: Any, x: torch.Tensor, given: float | None, q: Quantized) -> Quantized:
+    """Blocks of 16 tokens for each channel, where tokens make whole ones; scales and codes come turned round."""
+    if x.shape[0] % 32 or x.shape[1] % 16:
+        return q
+    turned = inner.quantize("nvfp4", x.T.contiguous(), q.global_scale)
+    scales = turned.scales.repeat_interleave(16, 1).T[:, ::16]
+    return q._replace(codes=codes.pack(codes.unpack(turned.codes).T), scales=scales.contiguous())
+
+
+def _of_each_row(inner: Any, x: torch.Tensor, given: float | None, q: Quantized) -> Quantized:
+    """A global scale for every row; the matrix's is told."""
+    if not len(x):
+        return q
+    rows = [inner.quantize("nvfp4", row[None], nvfp4.own_global_scale(row) or q.global_scale) for row in x]
+    return q._replace(codes=torch.cat([r.codes for r in rows]), scales=torch.cat([r.scales for r in rows]))
+
+
 class _Remembering:
     """Every other call answers with the scales of the one before, where they fit."""
 
@@ -219,6 +239,8 @@ class _Remembering:
 
 
 global_inverted = _quantising("nvfp4", _inverted)
+blocks_along_m = _quantising("nvfp4", _along_m)
+global_of_each_row = _quantising("nvfp4", _of_each_row)
 global_of_first_row = _quantising("nvfp4", _of_first_row)
 overflow_is_nan = _quantising("nvfp4", _overflow_is_nan)
 nan_in_padding = _quantising("nvfp4", _neighbours)

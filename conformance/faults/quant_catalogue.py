@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conformance.faults import fused, gemms, layouts, quant
+from conformance.faults import fused, gemms, layouts, quant, runners
 from conformance.faults.quant_seam import QuantFault
 
 
@@ -63,6 +63,9 @@ _CODES = (
         quant.e8m0_inf,
         "vLLM 0.33.0, FlashInfer's trace reference, compressed-tensors",
     ),
+    Row("e4m3-nan-zero", "0x7F decodes to 0", "e4m3.decode standard.e4m3", quant.e4m3_nan_zero),
+    Row("e8m0-bias-128", "E8M0 with a bias of 128", "e8m0.decode standard.e8m0", quant.e8m0_bias_128),
+    Row("e8m0-128", "the value 128 is taken for the NaN", "e8m0.decode standard.e8m0", quant.e8m0_128, "SGLang #25519"),
     Row("e8m0-bias", "E8M0 with a bias of 126", "e8m0.decode standard.e8m0", quant.e8m0_bias),
 )
 _NVFP4 = (
@@ -142,6 +145,8 @@ _NVFP4 = (
         "vLLM #55643",
     ),
     Row("nvfp4-global-of-a-row", "the global scale is the first row's", "nvfp4.global", quant.global_of_first_row),
+    Row("nvfp4-along-m", "blocks of sixteen tokens", "nvfp4.interval", quant.blocks_along_m),
+    Row("nvfp4-global-of-each-row", "a global scale for every row", "nvfp4.global", quant.global_of_each_row),
     Row("nvfp4-overflow-nan", "scales beyond 448 are NaN", "nvfp4.saturation", quant.overflow_is_nan),
     Row(
         "nvfp4-nan-in-padding",
@@ -263,6 +268,21 @@ _LAYOUTS = (
     Row(
         "interleave-scales-left", "scales stay where they were", "layout.interleave_scales", layouts.scales_left, _SEEDS
     ),
+    Row(
+        "interleave-after-swizzle",
+        "scales are interleaved after they were swizzled",
+        "layout.interleave_scales",
+        layouts.interleave_after_swizzle,
+        _SEEDS,
+    ),
+    Row("interleave-along-k", "bytes of a row take turns, not rows", "layout.interleave", layouts.interleave_along_k),
+    Row(
+        "swizzle-converted",
+        "scale bytes are converted to E4M3 on their way",
+        "layout.swizzle",
+        layouts.swizzle_converted,
+        _SEEDS,
+    ),
     Row("interleave-codes-left", "codes stay where they were", "layout.interleave", layouts.codes_left),
     Row(
         "deinterleave-halved",
@@ -326,6 +346,51 @@ _GEMMS = (
         gemms.first_buffers,
         f"{_SEEDS}, TMA descriptors",
     ),
+    Row(
+        "gemm-activation-global-of-next",
+        "global scales of activations are a group off",
+        "gemm.global_scales gemm.bound",
+        gemms.activation_global_of_next,
+    ),
+    Row("gemm-padded-sizes", "groups run on to whole eights of rows", "gemm.groups", gemms.padded_sizes),
+    Row("gemm-n-doubled", "packing is taken to be along N", "gemm.elements gemm.bound", gemms.columns_doubled, _SEEDS),
+    Row(
+        "gemm-tokens-first",
+        "(T, G, D) is seen as (G T, D) without a permute",
+        "gemm.elements gemm.scales",
+        gemms.tokens_first,
+        _SEEDS,
+    ),
+    Row(
+        "gemm-layout-of-activations",
+        "scales of the weights lie as activations' do",
+        "gemm.scales gemm.bound",
+        gemms.layout_of_activations,
+    ),
+    Row("gemm-weights-by-shape", "prepared weights are kept by their shape", "gemm.shapes", gemms.weights_by_shape),
+    Row("gemm-key-without-n", "a compiled kernel is kept without N in its key", "gemm.shapes", gemms.kernel_without_n),
+    Row("linear-smallest", "the smaller global scale for both parts", "linear.dual", gemms.smallest_scale),
+    Row(
+        "linear-alpha-missing",
+        "the weights' global scale is left out",
+        "linear.weights linear.bound",
+        gemms.alpha_missing,
+    ),
+    Row(
+        "linear-calibrated",
+        "the input's scale is that of a warm-up on normal numbers",
+        "linear.static",
+        gemms.calibrated,
+        _SEEDS,
+    ),
+    Row(
+        "linear-reads-given",
+        "the weights given are read at the first call",
+        "linear.weights linear.bound",
+        gemms.reads_what_was_given,
+    ),
+    Row("linear-any-weights", "a placeholder of one byte is prepared", "linear.refusals", gemms.any_weights, _SEEDS),
+    Row("linear-views-flat", "strides of a view are left out", "linear.shapes", gemms.linear_views_flat),
     Row("linear-one-scalar", "two global scales are read as one", "linear.dual", gemms.one_scalar, _SEEDS),
     Row(
         "linear-largest",
@@ -388,4 +453,125 @@ _SWIGLU = (
         "vLLM #24833",
     ),
 )
-ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU)
+_SUBTILES = (
+    Row(
+        "swiglu-gate-by-number",
+        "interleaved subtiles are gates as long as their number is below half",
+        "swiglu.pairing",
+        fused.gates_by_number,
+        _SEEDS,
+    ),
+    Row("swiglu-subtile-before", "gates of the subtile before", "swiglu.pairing", fused.subtile_before, _SEEDS),
+    Row(
+        "swiglu-tile-start",
+        "a tile's first gates are read before they are there",
+        "swiglu.pairing swiglu.bound",
+        fused.buffer_uninitialised,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-tile-before",
+        "a tile's first gates are those of the tile before",
+        "swiglu.bound",
+        fused.buffer_carried,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-quantised-half",
+        "a block's scale is that of one subtile of eight",
+        "swiglu.quantised",
+        fused.quantised_by_half,
+        _SEEDS,
+    ),
+    Row(
+        "swiglu-quantised-neighbours",
+        "subtiles are joined to blocks of sixteen one too late",
+        "swiglu.quantised",
+        fused.quantised_by_neighbours,
+        _SEEDS,
+    ),
+    Row("swiglu-quantised-rows", "scales are a row off", "swiglu.quantised", fused.quantised_rows),
+    Row("swiglu-quantised-gates", "gates are quantised too", "swiglu.quantised", fused.quantised_gates_too),
+    Row("swiglu-quantised-own", "the global scale given is not used", "swiglu.quantised", fused.quantised_by_own),
+    Row(
+        "swiglu-quantised-rounded",
+        "the product is rounded to BF16 first, undeclared",
+        "swiglu.quantised",
+        fused.quantised_rounded,
+    ),
+)
+_RUNNER = (
+    Row("runner-ids-not-offset", "global ids are taken for local ones", "moe.experts moe.ranks", runners.not_offset),
+    Row("runner-ids-offset-twice", "a rank's first expert is taken off twice", "moe.experts", runners.offset_twice),
+    Row("runner-minus-one", "id -1 reads the last expert", "moe.experts", runners.minus_one_wraps, "vLLM #46408"),
+    Row("runner-beyond", "ids beyond the rank's experts read its last one", "moe.experts", runners.beyond_clamped),
+    Row(
+        "runner-tile-end",
+        "tokens of an expert beyond whole tiles of 128 are lost",
+        "moe.experts",
+        runners.last_of_tile_lost,
+    ),
+    Row(
+        "runner-scatter", "a token's last slot overwrites the others", "moe.experts moe.weights", runners.last_slot_wins
+    ),
+    Row("runner-duplicates", "an expert that a token names twice counts once", "moe.experts", runners.duplicates_once),
+    Row("runner-sorted", "routes are taken to come sorted by id", "moe.experts", runners.sorted_taken),
+    Row("runner-stale", "rows of a larger batch before are added", "moe.ranks", runners.stale),
+    Row(
+        "runner-too-many", "tokens beyond the most are left out, without an error", "moe.ranks", runners.too_many_taken
+    ),
+    Row(
+        "runner-width",
+        "the scatter goes by another width than the hidden size",
+        "moe.experts",
+        runners.other_width,
+        f"{_SEEDS}, HC_DIM",
+    ),
+    Row(
+        "runner-table",
+        "counted by a boolean for every slot and expert",
+        "moe.counting",
+        runners.counted_as_table,
+        f"{_SEEDS}, bug 5",
+    ),
+    Row("runner-count-bytes", "counts wrap at 128", "moe.counting", runners.counted_in_bytes),
+    Row(
+        "runner-limit",
+        "the SwiGLU limit is not passed on",
+        "moe.clamp moe.stages",
+        runners.limit_not_passed,
+        "vllm-ascend #14363, SGLang #23776",
+    ),
+    Row("runner-clamp-after", "SiLU first, then the limit", "moe.clamp moe.stages", runners.clamped_after, _SEEDS),
+    Row("runner-up-first", "[up; gate]", "moe.experts moe.clamp moe.stages", runners.up_first, "SGLang #32430"),
+    Row("runner-mean-scale", "the mean of gate's and up's global scales", "moe.stages", runners.mean_of_scales, _SEEDS),
+    Row("runner-gate-scale", "the gate's global scale for up too", "moe.stages", runners.gates_scale_for_both, _SEEDS),
+    Row("runner-down-transposed", "W2 is read transposed", "moe.experts moe.stages", runners.down_transposed),
+    Row(
+        "runner-weight-on-input",
+        "routing weights multiply the input",
+        "moe.experts moe.weights",
+        runners.weighted_input,
+    ),
+    Row(
+        "runner-weight-before",
+        "routing weights go in before the second quantisation",
+        "moe.weights",
+        runners.weighted_activation,
+    ),
+    Row("runner-weight-ignored", "no routing weights", "moe.experts moe.weights", runners.weights_ignored),
+    Row(
+        "runner-activation-scale",
+        "the activation is quantised by the input's global scale",
+        "moe.stages",
+        runners.activation_by_input_scale,
+    ),
+    Row("runner-sum-bf16", "slots are summed in BF16", "moe.weights", runners.sum_in_bf16),
+    Row("runner-batch-scale", "the input's scale is that of its batch", "moe.ranks", runners.scale_of_the_batch),
+    Row("shared-no-limit", "no limit in the shared expert", "moe.shared", runners.shared_unlimited, "SGLang #23776"),
+    Row("shared-scaled", "the shared expert by the routed factor", "moe.shared", runners.shared_by_routed_factor),
+    Row("shared-thrice", "each of three ranks adds the whole shared expert", "moe.shared", runners.shared_added_thrice),
+    Row("shared-merged", "one global scale for the shared expert's gate and up", "moe.shared", runners.shared_merged),
+    Row("shared-tile-end", "tokens beyond whole tiles of 128 are lost", "moe.shared", runners.shared_last_rows, _SEEDS),
+)
+ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_SUBTILES, *_RUNNER)

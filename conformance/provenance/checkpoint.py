@@ -97,13 +97,28 @@ class Stripes(msgspec.Struct, frozen=True):
         return mine.to(torch.uint8).expand(-1, len(cols))
 
 
+class Residues(msgspec.Struct, frozen=True):
+    """Row i holds `code` at every element k with k % period == i % period, zero elsewhere."""
+
+    period: int
+    code: int = ONE
+
+    def block(self, expert: int, rows: Span, cols: Span, device: str) -> torch.Tensor:
+        import torch
+
+        row = torch.arange(rows.start, rows.stop, device=device)[:, None] % self.period
+        element = torch.arange(2 * cols.start, 2 * cols.stop, device=device) % self.period
+        even, odd = ((row == element) * self.code).view(len(rows), -1, 2).unbind(-1)
+        return (even + 16 * odd).to(torch.uint8)
+
+
 def blocks(rule: Rule, experts: Span, rows: Span, cols: Span, device: str) -> torch.Tensor:
     """That block of several experts: uint8 (experts, rows, cols). On a GPU one call costs less than one an expert."""
     import torch
 
     if isinstance(rule, Seeded):
         return rule.blocks(experts, rows, cols, device)
-    if isinstance(rule, Constant | Diagonal | Column):  # alike in every expert
+    if isinstance(rule, Constant | Diagonal | Column | Residues):  # alike in every expert
         return rule.block(experts.start, rows, cols, device).expand(len(experts), -1, -1)
     return torch.stack([rule.block(expert, rows, cols, device) for expert in range(experts.start, experts.stop)])
 

@@ -24,6 +24,8 @@ PARTS = {
     "gemm": "offers no grouped GEMM to",
     "swiglu": "offers no grouped GEMM that ends in SwiGLU to",
     "linear": "offers no quantised linear layer to",
+    "moe_runner": "offers no MoE runner on quantised weights to",
+    "quant_calls": "tells no calls of quantisers and their GEMMs to",
     "attention": "offers no attention kernels to",
     "attention_calls": "tells no calls of attention kernels to",
 }

@@ -269,6 +269,9 @@ class SwigluCapabilities(GemmCapabilities, frozen=True):
 
     rounding: Literal["once", "bf16_h"] = "once"
     halves: bool = True
+    #: Does `run_quantized` give the result in NVFP4, by `rules`, from the float32 product or from its BF16?
+    quantises: Literal["", "float32", "bfloat16"] = ""
+    rules: Nvfp4Rules = Nvfp4Rules()
 
 
 class FusedSwiglu(Protocol):
@@ -290,5 +293,16 @@ class FusedSwiglu(Protocol):
         out: torch.Tensor,
     ) -> None:
         """As `GroupedGemm.run`; `out` is (M, I)."""
+
+    def run_quantized(
+        self,
+        handle: Any,
+        a: Activations,
+        offsets: torch.Tensor,
+        sizes: torch.Tensor,
+        limit: float | None,
+        global_scale: float,
+    ) -> Quantized:
+        """The result (M, I) in NVFP4 by that global scale; rows of nobody hold anything. Only where `quantises`."""
 
     def close(self, handle: Any) -> None: ...

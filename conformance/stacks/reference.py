@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.quant_calls_protocol import QuantCallRequest
     from conformance.stacks.reference_attention import ReferenceAttention
     from conformance.stacks.reference_compiler import ReferenceCompiler
     from conformance.stacks.reference_engine import ReferenceEngine
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
     from conformance.stacks.reference_quant import ReferenceQuantizer
+    from conformance.stacks.reference_runner import ReferenceRunner
     from conformance.stacks.reference_selection import ReferenceSelection
 
 
@@ -100,6 +102,11 @@ class ReferenceStack:
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.reference_attention_calls import calls
+
+        return calls(request)
+
+    def quant_calls(self, request: QuantCallRequest) -> dict[str, list[MoeCall]]:
+        from conformance.stacks.reference_quant_calls import calls
 
         return calls(request)
 
@@ -163,6 +170,11 @@ class ReferenceStack:
         from conformance.stacks.reference_gemm import ReferenceSwiglu
 
         return ReferenceSwiglu()
+
+    def moe_runner(self) -> ReferenceRunner:
+        from conformance.stacks.reference_runner import ReferenceRunner
+
+        return ReferenceRunner()
 
     def linear(self) -> ReferenceLinear:
         from conformance.stacks.reference_gemm import ReferenceLinear

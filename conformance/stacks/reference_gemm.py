@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from conformance.stacks.quant_protocol import (
     Activations,
     GemmCapabilities,
     LinearCapabilities,
+    Quantized,
     QuantizedWeight,
     SwigluCapabilities,
 )
@@ -54,7 +56,11 @@ class ReferenceSwiglu:
 
     def capabilities(self) -> SwigluCapabilities:
         return SwigluCapabilities(
-            weights="nvfp4", activations="nvfp4", runs="float32 matmul of decoded operands", steps=(1, 16)
+            weights="nvfp4",
+            activations="nvfp4",
+            runs="float32 matmul of decoded operands",
+            steps=(1, 16),
+            quantises="float32",
         )
 
     def prepare(self, weights: QuantizedWeight) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -74,14 +80,40 @@ class ReferenceSwiglu:
         limit: float | None,
         out: torch.Tensor,
     ) -> None:
-        assert a.scales is not None and a.global_scales is not None
-        for expert, (gate, up) in enumerate(handle):
-            first, last = int(offsets[expert]), int(offsets[expert] + sizes[expert])
-            rows = dequantize("nvfp4", a.x[first:last], a.scales[first:last]) * a.global_scales[expert]
-            out[first:last] = swiglu(rows @ gate.mT, rows @ up.mT, limit, 1.0, 0.0).to(out.dtype)
+        for first, last, product in _products(handle, a, offsets, sizes, limit):
+            out[first:last] = product.to(out.dtype)
+
+    def run_quantized(
+        self,
+        handle: list[tuple[torch.Tensor, torch.Tensor]],
+        a: Activations,
+        offsets: torch.Tensor,
+        sizes: torch.Tensor,
+        limit: float | None,
+        global_scale: float,
+    ) -> Quantized:
+        whole = torch.zeros(len(a.x), len(handle[0][0]))
+        for first, last, product in _products(handle, a, offsets, sizes, limit):
+            whole[first:last] = product
+        return ReferenceQuantizer().quantize("nvfp4", whole, global_scale)
 
     def close(self, handle: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         handle.clear()
+
+
+def _products(
+    handle: list[tuple[torch.Tensor, torch.Tensor]],
+    a: Activations,
+    offsets: torch.Tensor,
+    sizes: torch.Tensor,
+    limit: float | None,
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(first row, last row, SwiGLU of its products) of each group."""
+    assert a.scales is not None and a.global_scales is not None
+    for expert, (gate, up) in enumerate(handle):
+        first, last = int(offsets[expert]), int(offsets[expert] + sizes[expert])
+        rows = dequantize("nvfp4", a.x[first:last], a.scales[first:last]) * a.global_scales[expert]
+        yield first, last, swiglu(rows @ gate.mT, rows @ up.mT, limit, 1.0, 0.0)
 
 
 class _Linear(NamedTuple):
@@ -103,6 +135,10 @@ class ReferenceLinear:
     ) -> _Linear:
         if input_scale is not None and not (input_scale > 0 and math.isfinite(input_scale)):
             raise StackRefused(f"an input scale of {input_scale} is no scale: finite and above zero was due")
+        rows, columns = weights.codes.shape[1], weights.codes.shape[2] * 2
+        if weights.codes.dtype != torch.uint8 or weights.scales.shape[1:] != (rows, columns // 16):
+            given = f"weights of {weights.codes.dtype} {list(weights.codes.shape)}, scales {list(weights.scales.shape)}"
+            raise StackRefused(f"{given}: two E2M1 codes a byte and a scale for sixteen were due")
         matrix = dequantize("nvfp4", weights.codes[0], weights.scales[0])
         parts = matrix.split([len(matrix)] if split is None else [split, len(matrix) - split])
         scales = weights.global_scales.flatten().tolist()

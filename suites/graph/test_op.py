@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from conformance.context import Context
+from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
-from conformance.stacks.op_protocol import CustomOp
+from conformance.stacks.op_protocol import CustomOp, Runners
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from suites.moe.test_repeat import same
@@ -105,20 +108,25 @@ def compiled(stack: Stack, context: Context) -> Evidence:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Findings say what Dynamo would warn of."""
-    log = logging.getLogger("torch._dynamo")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(f"torch.{name}") for name in ("_dynamo", "_subclasses.fake_tensor")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 def _traced(found: _Found) -> None:
     for op in found.ops:
         torch._dynamo.reset()
+        model = _model(op)
         try:
-            told = torch._dynamo.explain(op.call)(*op.arguments(op.batches[0], 0))
+            told = torch._dynamo.explain(model)(*op.arguments(op.batches[0], 0))
         except Exception as error:
             found.find(op, "Dynamo", "a graph", f"{type(error).__name__}: {error}", "it cannot be traced")
             continue
@@ -127,11 +135,21 @@ def _traced(found: _Found) -> None:
             meaning = f"the compiled model leaves the graph in its midst: {' '.join(words.split())[:200]}"
             found.find(op, "Dynamo", "0 graph breaks", str(breaks), meaning)
         torch._dynamo.reset()
-        whole = torch.compile(op.call, fullgraph=True, backend="aot_eager", dynamic=True)
+        whole = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
         for batch in op.batches:
             arguments = op.arguments(batch, 0)
             found.looked += 1
             _compare(found, op, batch, whole, arguments)
+
+
+def _model(op: CustomOp) -> Callable[..., torch.Tensor]:
+    """Code that calls it: what is hidden from the compiler breaks its caller's graph."""
+
+    def model(*arguments: Any) -> torch.Tensor:
+        made: torch.Tensor = op.call(*arguments)
+        return made + 0.0
+
+    return model
 
 
 def _compare(found: _Found, op: CustomOp, batch: int, whole: Any, arguments: tuple[Any, ...]) -> None:
@@ -143,6 +161,93 @@ def _compare(found: _Found, op: CustomOp, batch: int, whole: Any, arguments: tup
         return
     if got.shape != want.shape or got.dtype != want.dtype or not bool(same(got, want).all()):
         found.find(op, f"batch of {batch}", "eager's bits", "others", "compiled and eager disagree")
+
+
+@claim("graph.op.recompiles")
+def recompiles(stack: Stack, context: Context) -> Evidence:
+    """Five batch sizes: one program for the first, one for all others."""
+    import torch._dynamo
+
+    found = _Found(context)
+    with _quiet():
+        for op in found.ops:
+            torch._dynamo.reset()
+            made: list[int] = []
+            whole = torch.compile(op.call, fullgraph=True, backend=partial(_counting, made))
+            for batch in (3, 5, 8, 13, 21):
+                found.looked += 1
+                whole(*op.arguments(batch, 0))
+            if len(made) > 2:
+                words = "every new batch size is compiled while it is waited for"
+                found.find(op, "batches of 3, 5, 8, 13 and 21", "two programs at most", f"{len(made)}", words)
+    torch._dynamo.reset()
+    return found.evidence("no batch size after the second is compiled")
+
+
+def _counting(made: list[int], graph: Any, example_inputs: Any) -> Any:
+    made.append(1)
+    return graph.forward
+
+
+@claim("graph.op.runners")
+def runners(stack: Stack, context: Context) -> Evidence:
+    """Objects that an operator finds by number: two of other widths in one compiled graph, another of the same width in
+    a graph that was traced with the first, and numbers that are free again."""
+    found = _Found(context)
+    found.ops = [op for op in found.ops if op.runners]
+    if not found.ops:
+        raise NotSupported("no operator of this stack finds an object by number (no `runners`)")
+    with _quiet():
+        for op in found.ops:
+            assert op.runners
+            torch._dynamo.reset()
+            _by_number(found, op, op.runners)
+    torch._dynamo.reset()
+    return found.evidence("numbers find their own objects, compiled and eager, and none once they are free")
+
+
+def _by_number(found: _Found, op: CustomOp, r: Runners) -> None:
+    narrow, wide = 24, 40
+    first, other, second = r.open(narrow, 1), r.open(wide, 2), r.open(narrow, 3)
+    x = r.tokens(op.batches[0], 0)
+    due = {number: r.call(x, number, columns) for number, columns in ((first, narrow), (other, wide), (second, narrow))}
+    if bool(same(due[first], due[second]).all()):
+        found.find(op, "two objects", "results of their own", "one result", "a number finds another's object")
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        left = r.call(x, first, narrow) + x.new_zeros(x.shape[0], narrow)
+        return torch.cat([left, r.call(x, other, wide) + x.new_zeros(x.shape[0], wide)], 1)
+
+    whole = torch.compile(both, fullgraph=True, backend="aot_eager")
+    one = torch.compile(lambda x, number: r.call(x, number, narrow), fullgraph=True, backend="aot_eager", dynamic=True)
+    _expect(found, op, "two widths in one graph", lambda: whole(x), torch.cat([due[first], due[other]], 1))
+    _expect(found, op, "traced with its own number", lambda: one(x, first), due[first])
+    _expect(found, op, "traced with another's number", lambda: one(x, second), due[second])
+    r.free(first)
+    later = r.open(narrow, 4)
+    found.looked += 2
+    if later in due:
+        found.find(op, "a number that was free", "a new number", f"{later} again", "old graphs find the new object")
+    for how, call in (("eager", lambda: r.call(x, first, narrow)), ("compiled", lambda: one(x, first))):
+        try:
+            call()
+        except Exception:
+            continue
+        found.find(op, f"a number that is free, {how}", "an error", "a result", "something else answers")
+    for number in (other, second, later):
+        if number != first:
+            r.free(number)
+
+
+def _expect(found: _Found, op: CustomOp, where: str, call: Callable[[], torch.Tensor], due: torch.Tensor) -> None:
+    found.looked += 1
+    try:
+        got = call()
+    except Exception as error:
+        found.find(op, where, "a result", f"{type(error).__name__}: {error}", "it is not compiled whole")
+        return
+    if got.shape != due.shape or not bool(same(got, due).all()):
+        found.find(op, where, "eager's bits", f"others, {tuple(got.shape)}", "compiled and eager disagree")
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

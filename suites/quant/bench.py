@@ -11,7 +11,7 @@ import torch
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.stacks.protocols import Stack
-from conformance.stacks.quant_protocol import Format, Quantized
+from conformance.stacks.quant_protocol import BLOCK, Format, Quantized
 from references import codes, scale_layout
 
 
@@ -43,11 +43,15 @@ class Bench:
         """On the CPU, its scales as rows and blocks."""
         with poisoned():
             q = self.quantizer.quantize(format, self.to(x), global_scale)
-        scales = q.scales.cpu()
-        if q.layout == "128x4":
-            block = 16 if format == "nvfp4" else 32
-            scales = scale_layout.plain(scales.flatten(), x.shape[0], x.shape[1] // block)
-        return Quantized(q.codes.cpu(), scales, q.global_scale)
+        return plain(q, x.shape[0], x.shape[1], BLOCK[format])
+
+
+def plain(q: Quantized, rows: int, columns: int, block: int) -> Quantized:
+    """On the CPU, scales as rows and blocks."""
+    scales = q.scales.cpu()
+    if q.layout == "128x4":
+        scales = scale_layout.plain(scales.flatten(), rows, columns // block)
+    return Quantized(q.codes.cpu(), scales, q.global_scale)
 
 
 def on_the_gpu(stack: Stack, context: Context, device: str, runs: str) -> None:

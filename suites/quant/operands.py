@@ -131,9 +131,15 @@ class GemmBench:
 
     def run(self, handle: object, a: Matrix, groups: Groups, global_scales: torch.Tensor | None = None) -> torch.Tensor:
         """a (rows, K) at the groups' offsets -> (rows, N), on the CPU."""
-        device = self.can.device
         width = self.width // 2 if isinstance(self.can, SwigluCapabilities) else self.width
-        out = torch.full((groups.rows, width), torch.nan, dtype=getattr(torch, self.can.output), device=device)
+        dtype = getattr(torch, self.can.output)
+        out = torch.full((groups.rows, width), torch.nan, dtype=dtype, device=self.can.device)
+        self.call(handle, self.given(a, groups, global_scales), out)
+        return out.cpu()
+
+    def given(self, a: Matrix, groups: Groups, global_scales: torch.Tensor | None = None) -> tuple[Any, ...]:
+        """Activations, offsets and sizes on the device."""
+        device = self.can.device
         one = torch.ones(len(groups.sizes)) if global_scales is None else global_scales
         quantised = a.scales is not None
         activations = Activations(
@@ -142,8 +148,7 @@ class GemmBench:
             one.to(device) if quantised else None,
         )
         where = [torch.tensor(t, dtype=torch.int32, device=device) for t in (groups.offsets, groups.sizes)]
-        self.call(handle, (activations, where[0], where[1]), out)
-        return out.cpu()
+        return activations, *where
 
     def call(self, handle: object, operands: tuple[object, ...], out: torch.Tensor) -> None:
         self.kernel.run(handle, *operands, out)

@@ -158,8 +158,9 @@ def dense(stack: Stack, context: Context) -> Evidence:
     return _evidence(bench, exact, "sums over all of K come out exactly")
 
 
-def _integers(bench: GemmBench, n: int, k: int, sizes: tuple[int, ...]) -> tuple[Matrix, Matrix, Groups]:
-    generator, shape = bench.generator(n + k), bench.groups(*sizes)
+def _integers(bench: GemmBench, n: int, k: int, sizes: tuple[int, ...], turn: int = 0) -> tuple[Matrix, Matrix, Groups]:
+    """`turn`: other numbers for the same shape."""
+    generator, shape = bench.generator(n + k + 7919 * turn), bench.groups(*sizes)
     left = torch.randint(-1, 2, (sum(sizes), k), generator=generator).double()
     right = torch.randint(-2, 3, (len(sizes), n, k), generator=generator).double()
     a = bench.spread_matrix(of_values(left, bench.can.activations), shape)
@@ -174,15 +175,16 @@ def _whole(bench: GemmBench, a: Matrix, b: Matrix, shape: Groups) -> torch.Tenso
 
 @claim("quant.gemm.shapes")
 def shapes(stack: Stack, context: Context) -> Evidence:
-    """One kernel after the other, small, large and small again, and the other way round; two calls of one handle with
-    new buffers while the old ones are still there, full of NaN. What was compiled for the first shape, or bound to
-    the first addresses, shows."""
+    """One kernel after the other, small, large and small again, and the other way round, then with N and with K alone
+    another, weights new each time; two calls of one handle with new buffers while the old ones are still there, full of
+    NaN. What was compiled for the first shape, kept by too few of its sizes, or bound to the first addresses, shows."""
     bench, exact = _start(stack, context)
     small, large = ((48, 64), (3, 1, 2)), ((264, 192), (150, 0, 131))
-    for order in ((small, large, small), (large, small, large)):
-        for (wide, deep), sizes in order:
+    wider, deeper = ((136, 64), small[1]), ((48, 128), small[1])
+    for turn, order in enumerate(((small, large, small), (large, small, large), (small, wider, deeper, small))):
+        for place, ((wide, deep), sizes) in enumerate(order):
             n, k = bench.shape(wide, deep)
-            a, b, shape = _integers(bench, n, k, sizes)
+            a, b, shape = _integers(bench, n, k, sizes, 4 * turn + place)
             name = f"N {n}, K {k}, groups {list(sizes)}"
             _judge(bench, exact, name, bench.once(a, b, shape), _whole(bench, a, b, shape), shape)
     n, k = bench.shape(136, 96)

@@ -139,9 +139,34 @@ def shapes(stack: Stack, context: Context) -> Evidence:
     bench.exact.same(f"x ({k},)", bench.run(w, rows[4], input_scale=bench.one).double(), want[4])
     empty = bench.run(w, rows[:0], input_scale=bench.one)
     bench.exact.true("x without rows", tuple(empty.shape) == (0, n), f"(0, {n})", str(tuple(empty.shape)))
+    wide = torch.full((12, k + 32), torch.nan, dtype=rows.dtype)
+    wide[::2, 16 : 16 + k] = rows
+    got = bench.run(w, wide.to(bench.can.device)[::2, 16 : 16 + k], input_scale=bench.one)
+    bench.exact.same("every other row of a larger matrix", got.double(), want)
     narrow = rows[:, : k - 32].contiguous()
     bench.exact.raises(f"x with {k - 32} features", lambda: bench.run(w, narrow), f"{k} were due")
     return bench.evidence("any leading axes, and no other width")
+
+
+@claim("quant.linear.refusals")
+def refusals(stack: Stack, context: Context) -> Evidence:
+    """Weights that are none: a placeholder of one byte, elements that nobody quantised, scales of other blocks. What is
+    prepared from them answers with numbers."""
+    bench = Bench(stack, context)
+    n, k = bench.shape(40, 64)
+    w = bench.weights(n, k)
+    assert w.scales is not None
+    scales, one = w.scales, torch.ones(1)
+    for name, given in {
+        "weights of one byte": QuantizedWeight(torch.zeros(1, 1, 1, dtype=torch.uint8), scales, one),
+        "weights in BF16": QuantizedWeight(torch.zeros(1, n, k, dtype=torch.bfloat16), scales, one),
+        "half of the scales": QuantizedWeight(w.stored, scales[..., ::2].contiguous(), one),
+        "scales of other rows": QuantizedWeight(w.stored, scales[:, :-8].contiguous(), one),
+        "two global scales, and no split": QuantizedWeight(w.stored, scales, torch.ones(1, 2)),
+    }.items():
+        there = QuantizedWeight(*(t.to(bench.can.device) for t in given))
+        bench.exact.raises(name, lambda t=there: bench.layer.prepare(t), "what is no weight is prepared")  # type: ignore[misc]
+    return bench.evidence("what is no weight is refused")
 
 
 @claim("quant.linear.static")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 
@@ -16,6 +14,7 @@ from conformance.suite import claim
 from references import codes, nvfp4
 from suites.quant.bench import Bench, mixed, tie_blocks, unpacked
 from suites.quant.exact import Exact
+from suites.quant.judge import Judge
 
 _E = nvfp4.EPSILON
 #: Block scales 2^j that E4M3 holds exactly, and global scales to go with them.
@@ -23,47 +22,10 @@ _POWERS = range(-6, 9)
 _GLOBALS = (2.0**-5, 1.0, 2.0**3)
 
 
-class Judge:
-    """Holds one quantised matrix to the reference by the library's declared rules."""
-
-    def __init__(self, bench: Bench, exact: Exact):
-        self.bench, self.exact = bench, exact
-        rules = bench.can.nvfp4
-        self.rules: dict[str, Any] = {
-            "up": rules.scale_round == "up",
-            "floor": rules.scale_floor,
-            "underflow": rules.scale_underflow,
-            "zero": rules.zero_scale,
-        }
-        self.ties = bench.can.codes.e2m1_ties
-
-    def interval(self, what: str, x: torch.Tensor, q: Quantized) -> None:
-        """Scale bytes within rounding errors of the quotient; codes likewise, given the bytes as stored."""
-        quotient = nvfp4.scale_quotients(x, q.global_scale)
-        low, high = (nvfp4.scale_bytes(quotient * (1 + e), **self.rules) for e in (-_E, _E))
-        self.exact.inside(f"{what}: scale byte", q.scales, low, high)
-        self.codes(what, x, q)
-
-    def codes(self, what: str, x: torch.Tensor, q: Quantized) -> None:
-        if q.codes.shape != (x.shape[0], x.shape[1] // 2) or q.scales.shape != (x.shape[0], x.shape[1] // 16):
-            self.exact.true(f"shape of {what}", False, f"{tuple(x.shape)} quantised", str(tuple(q.codes.shape)))
-            return
-        got = unpacked("nvfp4", q)
-        low, high = (nvfp4.element_codes(x, q.scales, q.global_scale, self.ties, 1 + e) for e in (-_E, _E))
-        self.exact.inside(f"{what}: magnitude", got & 7, low & 7, high & 7)
-        self.exact.same(f"{what}: sign", got >> 3, low >> 3, but=(got & 7) == 0)
-
-    def equal(self, what: str, x: torch.Tensor, q: Quantized) -> None:
-        want = nvfp4.quantize(x, q.global_scale, **self.rules, ties=self.ties)
-        self.exact.same(f"{what}: scale byte", q.scales, want.scales)
-        got = unpacked("nvfp4", q)
-        self.exact.same(f"{what}: code", got, want.codes, but=(got | want.codes) & 7 == 0)
-
-
 def judging(stack: Stack, context: Context, *needs: str) -> tuple[Bench, Exact, Judge]:
     bench = Bench(stack, context, "nvfp4.quantize", *needs)
     exact = Exact(bench.can.runs, bench.seed)
-    return bench, exact, Judge(bench, exact)
+    return bench, exact, Judge(exact, bench.can.nvfp4, bench.can.codes.e2m1_ties)
 
 
 def _evidence(exact: Exact, bench: Bench, right: str) -> Evidence:
@@ -281,7 +243,7 @@ def weight(stack: Stack, context: Context) -> Evidence:
     (or half of one) with a global scale of its own."""
     bench = Bench(stack, context, "nvfp4.weight")
     exact = Exact(bench.can.runs, bench.seed)
-    judge = Judge(bench, exact)
+    judge = Judge(exact, bench.can.nvfp4, bench.can.codes.e2m1_ties)
     dtype = torch.bfloat16 if torch.bfloat16 in bench.dtypes else bench.dtypes[0]
     halves = 2 if bench.can.weight_global == "half" else 1
     for experts, rows_, columns in ((1, 16, 48), (3, 40, 96), (3, 96, 48), (2, 32, 16)):

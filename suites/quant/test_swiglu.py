@@ -3,14 +3,22 @@ clamp."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import torch
 
 from conformance.context import Context
+from conformance.errors import NotSupported
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
+from conformance.stacks.quant_protocol import BLOCK, Quantized
 from conformance.suite import claim
 from references import fused_swiglu
+from references.grouped_gemm import Bounded
+from suites.quant.bench import TIES, plain
 from suites.quant.exact import Exact
+from suites.quant.judge import Judge
 from suites.quant.operands import GemmBench, Groups, Matrix, of_values, random_elements, random_scales
 
 #: Outputs: no multiple of 128, an odd number of groups of eight, less than a tile.
@@ -25,6 +33,15 @@ class Bench(GemmBench):
 
     def call(self, handle: object, operands: tuple[object, ...], out: torch.Tensor) -> None:
         self.kernel.run(handle, *operands[:3], self.limit, out)
+
+    def quantised(self, a: Matrix, b: Matrix, groups: Groups, limit: float | None, global_scale: float) -> Quantized:
+        """On the CPU, its scales as rows and blocks."""
+        handle = self.prepared(b)
+        try:
+            q = self.kernel.run_quantized(handle, *self.given(a, groups), limit, global_scale)
+        finally:
+            self.kernel.close(handle)
+        return plain(q, groups.rows, self.width // 2, 16)
 
     def half(self, size: int) -> int:
         return -(-size // self.can.steps[0]) * self.can.steps[0]
@@ -45,18 +62,17 @@ class Bench(GemmBench):
         if of_b is not None:
             own = of_b.double().view(len(weights), -1)  # one a matrix, or one a half
             weights *= own.repeat_interleave(weights.shape[1] // own.shape[1], 1)[..., None]
-        for expert, (start, size) in enumerate(zip(groups.offsets, groups.sizes, strict=True)):
-            rows = slice(start, start + size)
-            due = fused_swiglu.bounded(
-                a.values[rows],
-                weights[expert],
-                limit,
-                self.can.output,
-                self.can.accumulation,
-                self.can.rounding == "bf16_h",
-            )
+        for expert, rows in self.rows(groups):
+            due = self.product(a.values[rows], weights[expert], limit, self.can.output)
             low, high = due.exact - due.radius, due.exact + due.radius
             self.exact.inside(f"{what}, expert {expert}", got[rows], low, high)
+
+    def rows(self, groups: Groups) -> Iterator[tuple[int, slice]]:
+        for expert, (start, size) in enumerate(zip(groups.offsets, groups.sizes, strict=True)):
+            yield expert, slice(start, start + size)
+
+    def product(self, a: torch.Tensor, w: torch.Tensor, limit: float | None, output: str) -> Bounded:
+        return fused_swiglu.bounded(a, w, limit, output, self.can.accumulation, self.can.rounding == "bf16_h")
 
     def evidence(self, right: str) -> Evidence:
         return self.exact.evidence(right, {"weights": self.can.weights, "activations": self.can.activations})
@@ -150,3 +166,73 @@ def bound(stack: Stack, context: Context) -> Evidence:
         for limit in (None, 10.0):
             bench.judge(f"{half} outputs, K {k}, limit {limit}", a, b, groups, limit)
     return bench.evidence("every element within the bound")
+
+
+@claim("quant.swiglu.quantised")
+def quantised(stack: Stack, context: Context) -> Evidence:
+    """The result in NVFP4. Ties at every power of two, byte for byte: gates of 32 beside ups that are sums of four
+    elements; then random operands, scales and codes within what the product is known to."""
+    bench = Bench(stack, context)
+    if not bench.can.quantises:
+        raise NotSupported(f"{bench.can.runs} gives no quantised result (`quantises` is empty)")
+    judge = Judge(bench.exact, bench.can.rules)
+    step = math.lcm(16, bench.can.steps[0])
+    for half in (-(-size // step) * step for size in (48, 136)):
+        b, due = _tied_ups(bench, half)
+        groups = bench.groups(5, 0, 130, 9)
+        a, power = _powers(bench, groups, b.codes.shape[2])
+        for scale in (2.0**4, 2.0**9):
+            q = bench.quantised(a, b, groups, None, scale)
+            for expert, rows in bench.rows(groups):
+                x = due[expert] * torch.exp2(power[rows].double())[:, None]
+                judge.equal(f"{half} outputs, global scale {scale:g}, expert {expert}", x, _cut(q, rows))
+    n, k = 2 * (-(-136 // step) * step), bench.shape(1, 80)[1]
+    generator, groups = bench.generator(5), bench.groups(40, 129, 3)
+    some = random_scales((3, n, k // bench.block), bench.can.weights, generator, narrow=True)
+    b = of_values(random_elements((3, n, k), generator), bench.can.weights, some)
+    left = torch.randint(-2, 3, (172, k), generator=generator).double() / 2
+    a = bench.spread_matrix(of_values(left, bench.can.activations), groups)
+    for limit in (None, 10.0):
+        q = bench.quantised(a, b, groups, limit, 0.37)
+        for expert, rows in bench.rows(groups):
+            found = bench.product(a.values[rows], b.values[expert], limit, bench.can.quantises)
+            judge.near(f"random, limit {limit}, expert {expert}", found.exact, found.radius, _cut(q, rows))
+    return bench.evidence("the result is quantised as a quantiser would have it, from the product alone")
+
+
+def _tied_ups(bench: Bench, half: int) -> tuple[Matrix, torch.Tensor]:
+    """[gate; up] of four experts, and what they make of a row of `_powers` (4, half): 2^7 times TIES, shuffled. Ups are
+    sums of the first four columns, gates stand in column 32."""
+    generator, k = bench.generator(half), bench.shape(1, 64)[1]
+    order = torch.rand(4, half // 16, 16, generator=generator).argsort(-1).flatten(1)
+    sign = torch.randint(0, 2, order.shape, generator=generator) * 2 - 1
+    ups = (TIES * 4)[order].double()
+    values = torch.zeros(4, 2 * half, k, dtype=torch.float64)
+    values[:, :half, 32] = 4
+    rest, grid = ups.clone(), torch.tensor([0, 1, 2, 3, 4, 6], dtype=torch.float64)
+    for column in range(4):
+        part = grid[torch.searchsorted(grid, rest, right=True) - 1]
+        values[:, half:, column], rest = part * sign, rest - part
+    assert not bool(rest.any())
+    one, eight = (0x38, 0x50) if bench.can.weights == "nvfp4" else (127, 130)
+    scales = torch.full((4, 2 * half, k // bench.block), one, dtype=torch.uint8)
+    scales[:, :half] = eight
+    return of_values(values, bench.can.weights, scales), ups * sign * 32
+
+
+def _powers(bench: Bench, groups: Groups, k: int) -> tuple[Matrix, torch.Tensor]:
+    """Rows of 2^p in the first four columns and 1 in column 32; p (rows,) from -3 to 3."""
+    power = torch.arange(groups.rows) % 7 - 3
+    row = torch.zeros(groups.rows, k, dtype=torch.float64)
+    row[:, :4], row[:, 32] = 1, 1
+    if bench.can.activations == "bf16":
+        row[:, :4] *= torch.exp2(power.double())[:, None]
+        return of_values(row, "bf16"), power
+    nvfp4 = bench.can.activations == "nvfp4"
+    scales = torch.full((groups.rows, k // BLOCK[bench.can.activations]), 0x38 if nvfp4 else 127)
+    scales[:, 0] += power * (8 if nvfp4 else 1)
+    return of_values(row, bench.can.activations, scales.byte()), power
+
+
+def _cut(q: Quantized, rows: slice) -> Quantized:
+    return q._replace(codes=q.codes[rows], scales=q.scales[rows])

@@ -46,9 +46,13 @@ _MXFP8 |= {*_DECODED, "quant.layout.swizzle", "quant.layout.experts"}
 _OPERATORS = {name for name in ALL if name.startswith("graph.op.")}
 
 
+#: Calls of NVFP4 that bind, by the profiles that have its products.
+_CALLS = {p: {f"quant.call.{p[:-1]}0"} for p in ("sm100", "sm103", "sm120", "sm121")}
+
+
 def _unused(profile: str) -> set[str]:
     quant = {name for name in ALL if name.startswith("quant.")} - (_DECODED if profile == "sm90" else _MXFP8)
-    return quant | _OPERATORS
+    return (quant | _OPERATORS) - _CALLS.get(profile, set())
 
 
 GUARDS = {name for name in PLAN if name.startswith("plan.guard.")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,11 @@ def noted(function: Function, answer: Function, calls: list[MoeCall]) -> Functio
             return answer(*positional, **named)
         bound = MoeCall(name)
         for argument, value in given.items():
-            _note(bound, argument, value)
+            if signature.parameters[argument].kind is inspect.Parameter.VAR_KEYWORD:
+                for name, one in value.items():
+                    _note(bound, name, one)
+            else:
+                _note(bound, argument, value)
         calls.append(bound)
         return answer(*positional, **named)
 
@@ -74,6 +79,8 @@ def _note(call: MoeCall, name: str, value: Any) -> None:
     elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
         for index, one in enumerate(value):
             _note(call, f"{name}[{index}]", one)
+    elif isinstance(value, Enum):
+        call.values[name] = f"{type(value).__name__}.{value.name}"
     else:
         call.values[name] = str(value).removeprefix("torch.")
 

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from conformance.stacks.compile.compiler import ToolchainCompiler
     from conformance.stacks.cuda_graphs import CudaAttentionGraphs, CudaGraphs
     from conformance.stacks.flashinfer.attention import FlashInferAttention
+    from conformance.stacks.flashinfer.gemm import FlashInferGemm, FlashInferLinear
     from conformance.stacks.flashinfer.moe import FlashInferMoe
     from conformance.stacks.flashinfer.preparation import FlashInferPreparation
+    from conformance.stacks.flashinfer.quantizer import FlashInferQuantizer
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.quant_calls_protocol import QuantCallRequest
 #: The library has no list of its own: the batch sizes that the MoE layer judges.
 _GRAPH_SIZES = (1, 8, 16, 64)
 
@@ -112,6 +115,11 @@ class FlashInferStack:
 
         return calls(request, capability, tokens, slots)
 
+    def quant_calls(self, request: QuantCallRequest) -> dict[str, list[MoeCall]]:
+        from conformance.stacks.flashinfer.quantised import calls
+
+        return calls(request)
+
     def compiler(self) -> ToolchainCompiler:
         if self._compiler is None:
             from conformance.stacks.compile.compiler import ToolchainCompiler
@@ -119,12 +127,29 @@ class FlashInferStack:
             self._compiler = ToolchainCompiler(None)
         return self._compiler
 
-    def quantizer(self) -> LibraryQuantizer:
-        """The library's references in PyTorch, in a worker without a GPU."""
-        return self._quantizer
+    def quantizer(self) -> LibraryQuantizer | FlashInferQuantizer:
+        """On a GPU its kernels. Without one, or with `--python`, the library's references in PyTorch, in a worker."""
+        if self._options.library_python or not _gpu():
+            return self._quantizer
+        from conformance.stacks.flashinfer.quantizer import FlashInferQuantizer
+
+        return FlashInferQuantizer()
+
+    def gemm(self) -> FlashInferGemm:
+        """Raises StackMissing without a GPU, NotSupported below SM100; so does the next."""
+        _needs_blackwell("NVFP4's grouped product")
+        from conformance.stacks.flashinfer.gemm import FlashInferGemm
+
+        return FlashInferGemm()
+
+    def linear(self) -> FlashInferLinear:
+        _needs_blackwell("NVFP4's product")
+        from conformance.stacks.flashinfer.gemm import FlashInferLinear
+
+        return FlashInferLinear()
 
     def _of_another(self) -> StackInfo:
-        told = self.quantizer().opened()
+        told = self._quantizer.opened()
         return StackInfo(
             name=self.name,
             subject=self.name,
@@ -139,6 +164,22 @@ class FlashInferStack:
         self._worker.close()
         if self._compiler is not None:
             self._compiler.close()
+
+
+def _gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _needs_blackwell(what: str) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise StackMissing("flashinfer's kernels need a CUDA GPU, and torch sees none here")
+    major, minor = torch.cuda.get_device_capability()
+    if major not in (10, 12):
+        raise NotSupported(f"FlashInfer has {what} for 10.x and 12.x; this GPU is {major}.{minor}")
 
 
 def _version() -> str:

@@ -26,6 +26,7 @@ from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
     from conformance.stacks.protocols import MoeCall, MoeRequest
+    from conformance.stacks.quant_calls_protocol import QuantCallRequest
     from conformance.stacks.vllm.attention import VllmAttention
     from conformance.stacks.vllm.engine import VllmEngine
     from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmLayerGraphs, VllmMoeGraphs
@@ -183,6 +184,11 @@ class VllmStack:
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.vllm.attention import calls
+
+        return calls(self._worker, request)
+
+    def quant_calls(self, request: QuantCallRequest) -> dict[str, list[MoeCall]]:
+        from conformance.stacks.vllm.quant_calls import calls
 
         return calls(self._worker, request)
 

@@ -76,6 +76,13 @@ def moe_calls(**request):
     return moe.moe_calls(**request)
 
 
+def quant_calls(**request):
+    from . import quant_calls
+
+    start()
+    return quant_calls.quant_calls(**request)
+
+
 def attention_calls(**request):
     from . import attention_calls
 
@@ -143,4 +150,5 @@ CALLS = {
     "open_library": _quantising("open_library"),
     "call_library": _quantising("call_library"),
     "attention_calls": attention_calls,
+    "quant_calls": quant_calls,
 }
