@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_prepare import ReferencePreparation
     from conformance.stacks.reference_quant import ReferenceQuantizer
     from conformance.stacks.reference_selection import ReferenceSelection
+    from conformance.stacks.shared import FilePart
 
 
 def open_stack(options: StackOptions) -> ReferenceStack:
@@ -336,6 +337,12 @@ class ReferenceExperts:
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def share(self, part: FilePart) -> None:
+        """Any memory is a source here."""
+
+    def unshare(self, part: FilePart) -> None:
+        pass
 
     def _data(self, parameter: str) -> torch.Tensor:
         if self._held is None:
