@@ -68,10 +68,35 @@ class Session:
         return {k: v for k, v in vars(self.parameters[name]).items() if isinstance(v, simple) and k[0] != "_"}
 
     def expert_bytes(self, name, expert):
-        """(rows, cols) uint8 view of one expert of a parameter."""
+        """uint8 view of one expert of a parameter, as the harness sees it: (rows, cols), or those rows in halves."""
         import torch
 
-        return self.parameters[name].data[expert].view(torch.uint8)
+        self.settle()
+        return self.seen(name, self.parameters[name].data[expert].view(torch.uint8))
+
+    def seen(self, name, data):
+        """One expert's bytes in the order in which the harness sees them."""
+        return data
+
+    def settle(self):
+        """Have everything loaded that was handed over."""
+
+    def load(self, parameter, shard, expert, source):
+        """Hand one checkpoint tensor to the real loader."""
+        target = self.parameters[parameter]
+        try:
+            done = self.layer.weight_loader(
+                target,
+                source.view(target.dtype),
+                f"{LAYER}.routed_experts.{parameter}",
+                shard_id=shard,
+                expert_id=expert,
+                return_success=True,
+            )
+        except (Exception, SystemExit) as error:
+            raise Refused(stacks_words(error)) from error
+        if not done:
+            raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
 
 
 def declare(parameters, attributes):
@@ -131,7 +156,9 @@ def fill(session, parameter, value):
     """Every byte of the parameter, all experts."""
     import torch
 
-    sessions[session].parameters[parameter].data.view(torch.uint8).fill_(value)
+    opened = sessions[session]
+    opened.settle()
+    opened.parameters[parameter].data.view(torch.uint8).fill_(value)
 
 
 def load(session, parameter, shard, expert, buffer, offset, rows, cols):
@@ -181,21 +208,7 @@ def _current(opened):
 
 
 def _load(opened, expert, parameter, shard, buffer, offset, rows, cols):
-    target = opened.parameters[parameter]
-    source = buffers[buffer][offset : offset + rows * cols].view(rows, cols).view(target.dtype)
-    try:
-        done = opened.layer.weight_loader(
-            target,
-            source,
-            f"{LAYER}.routed_experts.{parameter}",
-            shard_id=shard,
-            expert_id=expert,
-            return_success=True,
-        )
-    except (Exception, SystemExit) as error:
-        raise Refused(stacks_words(error)) from error
-    if not done:
-        raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
+    opened.load(parameter, shard, expert, buffers[buffer][offset : offset + rows * cols].view(rows, cols))
 
 
 def read(session, parameter, expert, buffer, start=0):
@@ -220,7 +233,7 @@ def initial(session, parameter, buffer):
         with building.marking_uninitialised(), set_current_vllm_config(opened.config):
             twin = opened.twin()
         opened.initial = {name: getattr(twin, name).data[0].view(torch.uint8).clone() for name in PARAMETERS}
-    view = opened.initial[parameter]
+    view = opened.seen(parameter, opened.initial[parameter])
     buffers[buffer][: view.numel()].view(view.shape).copy_(view)
 
 
