@@ -258,8 +258,10 @@ class Context:
 
     @property
     def padded(self) -> bool:
-        """Is virtual TP needed, so that tails must be written? Rounding for a kernel asks for no more than zeros."""
-        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+        """Does virtual TP pad, so that tails must be written? Rounding for a kernel asks for no more than zeros, and so
+        does a model that virtual TP is not for."""
+        virtual = bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+        return virtual and self.geometry.model_type in VIRTUAL_TP_MODELS
 
     @property
     def virtual_beside_experts(self) -> bool:

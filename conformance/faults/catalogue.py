@@ -287,6 +287,21 @@ _WRITTEN = (
         rounded=True,
     ),
     Fault(
+        "padded-stride",
+        "every slice strided by the padded kernel width",
+        _all(_EVERY, "offsets", "tails"),
+        "vLLM 0.33.0, gpt_oss.py, experts by single names: `_narrow_for_rank` by the parameter's own size",
+        loader=loader.unit_blind("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"),
+        rounded=True,
+    ),
+    Fault(
+        "gate-up-pairs-as-rows",
+        "gate and up rows lie in turn, and W13 slices begin at half the row",
+        _all("w13 w13_scale", "offsets", "partition"),
+        "gpt-oss's gate_up_proj_blocks",
+        loader=loader.pairs_as_rows,
+    ),
+    Fault(
         "w2-unit-blind-scales",
         "W2 bytes right, scales strided by the padded kernel width",
         (*_all("w2_scale", "offsets", "tails"), "loader.w2.alignment"),
