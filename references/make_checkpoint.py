@@ -115,7 +115,24 @@ DRAFTING: dict[str, Any] = E2E | {
     "num_hash_layers": 1,
     "num_nextn_predict_layers": 1,
 }
-PRESETS = {"even": EVEN, "uneven": UNEVEN, "e2e": E2E, "learned": LEARNED, "drafting": DRAFTING}
+#: What GPU kernels take: vLLM 0.33's router 16 experts and not 12, DeepGEMM's indexer 64 heads; widths of 1,024.
+_ON_GPUS: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_attention_heads": 12,
+    "q_lora_rank": 512,
+    "o_lora_rank": 256,
+    "index_n_heads": 64,
+    "n_routed_experts": 16,
+}
+PRESETS = {
+    "even": EVEN,
+    "uneven": UNEVEN,
+    "e2e": E2E,
+    "learned": LEARNED,
+    "drafting": DRAFTING,
+    "e2e-gpu": E2E | _ON_GPUS,
+    "drafting-gpu": DRAFTING | _ON_GPUS,
+}
 
 _TORCH = {"BF16": torch.bfloat16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _MEAN = {"norm.weight": 1.0, "_scale": 1.0}
@@ -257,7 +274,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         config = PRESETS[given.preset] | json.loads(given.set)
-        write(given.folder, config, given.seed, given.files, drafting=given.preset == "drafting")
+        write(given.folder, config, given.seed, given.files, drafting=given.preset.startswith("drafting"))
     except (OSError, ValueError) as error:
         sys.exit(f"make_checkpoint: {error}")
 

@@ -122,14 +122,23 @@ def routing(stack: Stack, context: Context) -> Evidence:
         "each to its own": (rows * b.slots + slots) % b.experts,
         "all to the same experts again": slots.repeat(tokens, 1),
     }
+    notes = []
     for rank in context.ranks:
         held = bench.held(tokens)
         with bench.layer(rank) as layer, bench.captured(layer, held, rank) as graph:
             for number, (words, ids) in enumerate(routes.items()):
                 given = bench.fresh(tokens, number) | {"ids": ids.int()}
-                got = bench.replayed(graph, held, given)
-                bench.compare(rank, f"routes: {words}", got, bench.eager(layer, given))
-    return bench.evidence(f"{len(routes)} ways to route {tokens} tokens, one after the other, give eager's bits")
+                got, want = bench.replayed(graph, held, given), bench.eager(layer, given)
+                changing = int((~same(want, bench.eager(layer, given))).sum())
+                if changing:
+                    notes.append(
+                        f"rank {rank}, routes: {words}: eager itself changes {changing} outputs from call to call"
+                    )
+                    bench.within_bound(rank, f"routes: {words}", got, given)
+                else:
+                    bench.compare(rank, f"routes: {words}", got, want)
+    right = f"{len(routes)} ways to route {tokens} tokens, one after the other, give eager's bits"
+    return bench.evidence(f"{right}, or stay within the kernel's bound where eager has no bits of its own", notes=notes)
 
 
 @claim("graph.attention.lengths")

@@ -28,12 +28,15 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins threads by node, and fails at TP2 on one node
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core in the worker itself: one process less, one import less
-    "TORCHDYNAMO_DISABLE": "1",  # eager: of index and counting helpers alone, 20 s of compiling a process
     "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
     "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",
     "TMPDIR": "{folder}",  # sockets and rendezvous files go with the worker
 }
+#: Without a GPU nothing is worth compiling: 20 s a process, for index and counting helpers.
+_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
+#: DeepGEMM compiles what is called, when it is; vLLM's warm-up compiles all that might be, for minutes.
+_ON_GPU = {"VLLM_DEEP_GEMM_WARMUP": "skip"}
 
 
 class VllmEngine:
@@ -63,7 +66,7 @@ class VllmEngine:
                 modules=sources(_HERE / "worker"),
                 entry="engine",
                 path=interpreter.search_path([source] if source else []),
-                environment=_ENVIRONMENT,
+                environment=_ENVIRONMENT | (_ON_GPU if torch.cuda.is_available() else _ON_CPU),
                 work_dir=o.work_dir,
                 call_timeout=o.call_timeout,
                 start_timeout=o.start_timeout,
