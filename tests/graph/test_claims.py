@@ -97,3 +97,32 @@ def test_canaries_see_a_single_byte():
 
 def test_simulated_sizes_have_sizes_between_them():
     assert any(b - a > 1 for a, b in zip(ReferenceGraphs.sizes, ReferenceGraphs.sizes[1:], strict=False))
+
+
+class _Unsteady:
+    """A runner whose kernel sums in changing order where tokens crowd on the same experts, eager and replayed alike."""
+
+    def __init__(self, inner):
+        self._inner, self.calls = inner, 0
+        self.sizes, self.words = inner.sizes, inner.words
+
+    def open(self, request):
+        layer = self._inner.open(request)
+        layer.change(lambda step: lambda buffers: self._run(step, buffers))
+        return layer
+
+    def _run(self, step, buffers):
+        step(buffers)
+        self.calls += 1
+        if len(buffers.ids) > 1 and bool((buffers.ids == buffers.ids[0]).all()):
+            buffers.out[0, self.calls % 7] *= 1 + 2.0**-8
+
+
+@pytest.mark.parametrize(("fault", "due"), [("", Status.PASS), ("graph-frozen-routes", Status.FAIL)])
+def test_replays_of_an_unsteady_kernel_are_held_to_its_bound(fault, due):
+    stack, context = _context(fault=fault)
+    clean = context.graphs("graph")
+    context.graphs = lambda name: _Unsteady(clean)
+    status, _, evidence = evaluate(catalogue.get("graph.moe.routing"), stack, context)
+    assert status is due
+    assert any("from call to call" in note for note in evidence.notes)
