@@ -63,7 +63,7 @@ class Planted(msgspec.Struct):
     fails_clean: list[str]
     also: list[str]
     outcome: str
-    #: Why nothing was planted, where the process that should have done it ended.
+    #: Why nothing was planted: what a claim said instead of failing, or how the process ended that should have planted.
     reason: str = ""
 
 
@@ -384,4 +384,5 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
         fails_clean=fails_clean,
         also=[i for i in failed if i not in fault.claims],
         outcome=outcome,
+        reason=": ".join(statuses[unmeasured[0]]) if outcome == "not planted" and unmeasured[0] in statuses else "",
     )
