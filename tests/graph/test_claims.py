@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 import torch
 
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.faults.catalogue import FAULTS
+from conformance.faults.graph import _recording
 from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
@@ -100,10 +102,10 @@ def test_simulated_sizes_have_sizes_between_them():
 
 
 class _Unsteady:
-    """A runner whose kernel sums in changing order where tokens crowd on the same experts, eager and replayed alike."""
+    """A runner whose graphs sum in another order than eager where tokens crowd on the same experts."""
 
-    def __init__(self, inner):
-        self._inner, self.calls = inner, 0
+    def __init__(self, inner, off):
+        self._inner, self._off = inner, off
         self.sizes, self.words = inner.sizes, inner.words
 
     def open(self, request):
@@ -113,16 +115,26 @@ class _Unsteady:
 
     def _run(self, step, buffers):
         step(buffers)
-        self.calls += 1
-        if len(buffers.ids) > 1 and bool((buffers.ids == buffers.ids[0]).all()):
-            buffers.out[0, self.calls % 7] *= 1 + 2.0**-8
+        if _recording():
+            crowded = (buffers.ids == buffers.ids[0]).all().to(buffers.out.dtype)
+            buffers.out[0].mul_(1 + self._off * crowded)
 
 
-@pytest.mark.parametrize(("fault", "due"), [("", Status.PASS), ("graph-frozen-routes", Status.FAIL)])
-def test_replays_of_an_unsteady_kernel_are_held_to_its_bound(fault, due):
+@pytest.mark.parametrize(
+    ("pins", "off", "fault", "due"),
+    [
+        (False, 2.0**-7, "", Status.PASS),
+        (False, 2.0**-7, "graph-frozen-routes", Status.FAIL),
+        (False, 2.0, "", Status.FAIL),
+        (True, 2.0**-7, "", Status.FAIL),
+    ],
+)
+def test_replays_of_an_unsteady_kernel_are_held_to_its_bound(pins, off, fault, due, monkeypatch):
     stack, context = _context(fault=fault)
-    clean = context.graphs("graph")
-    context.graphs = lambda name: _Unsteady(clean)
+    clean, moe = context.graphs("graph"), stack.moe().capabilities()
+    context.graphs = lambda name: _Unsteady(clean, off)
+    kind = type(stack.moe())
+    monkeypatch.setattr(kind, "capabilities", lambda self: msgspec.structs.replace(moe, pins_tactics=pins))
     status, _, evidence = evaluate(catalogue.get("graph.moe.routing"), stack, context)
     assert status is due
-    assert any("from call to call" in note for note in evidence.notes)
+    assert pins or any("err/bound" in note for note in evidence.notes)

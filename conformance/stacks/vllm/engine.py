@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 #: Without a GPU nothing is worth compiling: 20 s a process, for index and counting helpers.
 _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 #: DeepGEMM compiles what is called, when it is; vLLM's warm-up compiles all that might be, for minutes.
-_ON_GPU = {"VLLM_DEEP_GEMM_WARMUP": "skip"}
+_ON_GPU = {"VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 
 
 class VllmEngine:

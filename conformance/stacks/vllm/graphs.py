@@ -140,7 +140,7 @@ class VllmGraphedLayer:
         name = getattr(wrap, "__name__", "")
         if wrap is not getattr(graph_steps, name, None):
             raise NotSupported("the captured call is made in vLLM's own process: nothing can be put behind it here")
-        self._there.call("change", layer=self._number, name=name)
+        self._there.call("change", layer=self._number, fault=name)
 
     def eager(self, buffers: Any) -> None:
         self._there.call("eager", buffers._asdict(), layer=self._number)

@@ -82,11 +82,11 @@ def open_decoder(lent, attend, output, session):
     return layers.add(Layer(step))
 
 
-def change(lent, layer, name):
+def change(lent, layer, fault):
     """Plant the fault of that name in the call: a function of the module graph_steps, which is sent along."""
     graph_steps = importlib.import_module(f"{__package__}.graph_steps")
 
-    layers[layer].step = getattr(graph_steps, name)(layers[layer].step)
+    layers[layer].step = getattr(graph_steps, fault)(layers[layer].step)
 
 
 def _buffers(lent):
