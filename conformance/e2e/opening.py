@@ -92,7 +92,8 @@ def _of_servers(stack: Stack, target: Target, folder: Path, config: dict[str, An
         about = against.about
         if about.model != limits.digest(folder) or about.recipe != RECIPE:
             raise UsageError(f"--against {target.against} is of another checkpoint, or of other prompts, than --model")
-        names[AGAINST] = f"{about.stack} {about.version} TP{about.tp} of {target.against}"
+        which = "a server" if about.stack == stack.name else f"{about.stack} {about.version} TP{about.tp}"
+        names[AGAINST] = f"{which} of {target.against}"
     # what the servers run on, an API does not say: it is taken to be what this machine has
     device = "CPU" if target.capability is None else hardware_profiles.found()[1] or "a GPU that is not here"
     plan = Plan(

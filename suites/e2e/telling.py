@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from conformance.e2e import blame, distance
 from conformance.e2e.distance import Spread
 from conformance.e2e.limits import FACTOR, Clean, most_gap
 from conformance.e2e.measured import Measured
+from conformance.errors import StackError
 from conformance.result import Evidence, Finding
 from conformance.stacks.engine_protocol import Answer
 
@@ -72,8 +74,10 @@ def evidence(
 
 
 def notes(measured: Measured) -> list[str]:
-    """Of the engines that were measured so far."""
+    """Of the engines that were measured so far, and of the limits."""
     found = []
+    with suppress(StackError):
+        found.append(measured.limits.words)
     for tp, record in measured.records.items():
         found += [f"{measured.name(tp)}: {note}" for note in record.notes]
         found += [f"{measured.name(tp)}: ended badly after it had answered: {record.ended}"] if record.ended else []
