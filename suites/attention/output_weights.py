@@ -105,13 +105,13 @@ def random(bench: Bench, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def uneven(bench: Bench, cut: Weights) -> tuple[Weights, torch.Tensor]:
-    """The same with columns of wo_a, in blocks of 128, up to 2^20 times as large, and factors (heads, D) that make as
+    """The same with columns of wo_a, in blocks of 128, up to 2^30 times as large, and factors (heads, D) that make as
     much smaller what they meet: the four blocks of a head differ, and each counts as much as the others. So do rows of
     wo_a, and columns of wo_b. Virtual groups stay as they are."""
     low, wide, _ = sizes(bench)
     device = cut.wo_a.device
-    power = torch.arange(wide // _BLOCK, device=device) * 8 % 21
-    between = torch.arange(low * bench.groups // _BLOCK, device=device)[:, None] * 8 % 21
+    power = torch.arange(wide // _BLOCK, device=device) * 20 % 31
+    between = torch.arange(low * bench.groups // _BLOCK, device=device)[:, None] * 20 % 31
     a_scale = (cut.wo_a_scale + power - between).where(cut.wo_a_scale > 0, 0).to(torch.uint8)
     b_scale = (cut.wo_b_scale + between.T).where(cut.wo_b_scale > 0, 0).to(torch.uint8)
     factors = torch.exp2(-power.float()).repeat_interleave(_BLOCK).view(-1, D).repeat(bench.groups, 1)

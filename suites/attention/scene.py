@@ -22,8 +22,11 @@ WINDOW = 128
 DECODE = ((1, 1), (2, 1), (64, 1), (65, 1), (127, 1), (128, 1), (129, 1), (257, 1), (8450, 1), (640, 1))
 #: Chunks of odd sizes: a first one, one that ends on the window's edge, and two far on.
 PREFILL = ((9, 9), (131, 5), (8450, 2), (300, 5))
-#: What all tokens have in their last channel: a query that is long there has high scores everywhere.
+#: What tokens have in their last channel, those of the first half of a long request negative: a query that is long
+#: there has scores whose exponentials overflow, and no less so once the maximum of the first keys is taken away.
 COMMON = 4.0
+#: Slots of a cache in which tokens are dealt out anew, past 2^15.
+_SLOTS = 40_000
 #: Most that the indexer selects. Source: DeepSeek-V4-Flash's `index_topk`.
 _SELECTED = 512
 
@@ -88,6 +91,11 @@ class Scene(NamedTuple):
             valid.append(slots[tokens] >= 0)
         return torch.cat(values, 1), torch.cat(valid, 1)
 
+    def only(self, some: torch.Tensor) -> Scene:
+        """The same caches with those queries alone."""
+        selected = self.selected[some] if self.selected is not None else None
+        return self._replace(positions=self.positions[some], requests=self.requests[some], selected=selected)
+
     @property
     def keys(self) -> int:
         return sum(slots.shape[1] for _, slots in self.slots())
@@ -101,8 +109,9 @@ def scene(
     fill: Fill = "stale",
     deal: int = 0,
 ) -> Scene:
-    """`deal`: another number deals the same tokens to other pages. Made once; the pages are the caller's own."""
-    one = _scene(can, seed, ratio, asked, fill, deal)
+    """`deal`: another number deals the same tokens to other pages, of a cache of 40,000 slots. Made once, but for that;
+    the pages are the caller's own."""
+    one = (_scene.__wrapped__ if deal else _scene)(can, seed, ratio, asked, fill, deal)
     return one._replace(window=_copied(one.window), compressed=_copied(one.compressed) if one.compressed else None)
 
 
@@ -120,11 +129,13 @@ def _scene(
     requests = torch.cat([torch.full((count,), b, dtype=torch.int32) for b, (_, count) in enumerate(asked)])
     fp8 = can.kv == "fp8_ds_mla"
     seen = [_Seen(_tokens(length - first_kept(length, count), rng), length) for length, count in asked]
-    window = _paged(seen, can.window_tokens, fill, seed + deal, fp8)
+    window = _paged(seen, can.window_tokens, fill, seed + deal, fp8, deal > 0)
     compressed = selected = None
     if ratio:
         entries = [_Seen(_tokens(n // ratio, rng), n // ratio) for n in lengths.tolist()]
-        compressed = _paged(entries, can.c4_tokens if ratio == 4 else can.c128_tokens, fill, seed + deal + 1, fp8)
+        compressed = _paged(
+            entries, can.c4_tokens if ratio == 4 else can.c128_tokens, fill, seed + deal + 1, fp8, deal > 0
+        )
     if ratio == 4:
         selected = _selection(positions, rng)
     return Scene(
@@ -149,6 +160,8 @@ def _tokens(count: int, rng: torch.Generator) -> torch.Tensor:
     power = torch.randint(-2, 2, (count, 8), generator=rng).repeat_interleave(64, 1)
     values = torch.ldexp(values, power)
     values[:, -1] = COMMON
+    if count > WINDOW:
+        values[: count // 2 + 8, -1] = -COMMON
     return values
 
 
@@ -164,14 +177,16 @@ class _Seen(NamedTuple):
     length: int
 
 
-def _paged(requests: list[_Seen], tokens: int, fill: Fill, seed: int, fp8: bool) -> Paged:
+def _paged(requests: list[_Seen], tokens: int, fill: Fill, seed: int, fp8: bool, wide: bool) -> Paged:
     """Every request's tokens in pages of its own, the last page of all being nobody's. Pages in front of what is seen
-    are gone, as a window's are."""
+    are gone, as a window's are. `wide`: among so many pages that slots are past 2^15."""
     rng = torch.Generator().manual_seed(seed)
     starts = [(one.length - len(one.values)) // tokens for one in requests]
     ends = [-(-one.length // tokens) for one in requests]
-    total = sum(ends) - sum(starts) + 1
-    data = _filled(total, tokens, fill, rng, fp8)
+    needed = sum(ends) - sum(starts) + 1
+    total = max(needed, _SLOTS // tokens) if wide else needed
+    data = _filled(needed, tokens, fill, rng, fp8)
+    data = data.repeat(-(-total // needed), 1)[:total]
     order = torch.randperm(total - 1, generator=rng).int()
     table = torch.full((len(requests), max(1, *ends)), total - 1, dtype=torch.int32)
     at = 0

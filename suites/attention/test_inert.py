@@ -149,7 +149,8 @@ def canaries(stack: Stack, context: Context) -> Evidence:
     without tokens nothing."""
     bench = Bench(context, "attend")
     for phase in bench.can.phases:
-        bench.attend(_without_tokens(bench.call(random_scenes.made(bench, 4, phase), context.ranks[0], phase)))
+        nobody = bench.of_tokens(bench.call(random_scenes.made(bench, 4, phase), context.ranks[0], phase), slice(0))
+        bench.attend(nobody)
         for ratio in random_scenes.RATIOS:
             for rank in context.ranks:
                 call = bench.call(random_scenes.made(bench, ratio, phase), rank, phase)
@@ -180,16 +181,6 @@ def canaries(stack: Stack, context: Context) -> Evidence:
         if count:
             bench.find(f"next to {name}", "canaries", f"{count} bytes changed", "the kernel writes beyond its output")
     return bench.evidence("outputs alone are written", "canaries whole, inputs as they were", spoilt)
-
-
-def _without_tokens(call: AttendCall) -> AttendCall:
-    """The same caches, and nobody who asks."""
-    window, compressed = (
-        part and part._replace(slots=part.slots[:0], lengths=part.lengths[:0])
-        for part in (call.window, call.compressed)
-    )
-    assert window is not None
-    return call._replace(q=call.q[:0], window=window, compressed=compressed)
 
 
 def _inputs(call: AttendCall) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from suites.attention.bench import Bench, D
 #: Past YaRN's original 65,536.
 _POSITIONS = 70_000
 _EPS = 1e-6
+_TOKENS = 150
 
 
 @claim("attention.rope.table")
@@ -43,17 +44,17 @@ def queries(stack: Stack, context: Context) -> Evidence:
     for rank in context.ranks:
         real = bench.real(rank)
         rng = bench.rng(20 + rank)
-        power = torch.randint(-6, 7, (19, bench.heads, 1), generator=rng)
-        q = torch.ldexp(torch.randn(19, bench.heads, D, generator=rng), power).bfloat16()
+        power = torch.randint(-6, 7, (_TOKENS, bench.heads, 1), generator=rng)
+        q = torch.ldexp(torch.randn(_TOKENS, bench.heads, D, generator=rng), power).bfloat16()
         q[:, real:] = 0
-        positions = torch.randint(0, _POSITIONS, (19,), generator=rng)
+        positions = torch.randint(0, _POSITIONS, (_TOKENS,), generator=rng)
         q, positions, at = (part.to(bench.can.device) for part in (q, positions, table_))
         got = bench.kernel.queries(q, positions, at, _EPS)
         bench.compared += got.numel()
-        if got.shape != (19, bench.padded, D):
+        if got.shape != (_TOKENS, bench.padded, D):
             bench.find(
                 f"rank {rank}",
-                f"(19, {bench.padded}, {D})",
+                f"({_TOKENS}, {bench.padded}, {D})",
                 str(tuple(got.shape)),
                 "padded to the kernel's heads",
                 rank,

@@ -64,7 +64,7 @@ def _step(bench: Bench, call: StepCall) -> torch.Tensor:
 
 def _coded(bench: Bench, ratio: int) -> Scene:
     """The caches hold position codes: of the window, or of the entries alone (the window is zeros then)."""
-    one = scene.scene(bench.can, bench.context.target.seed, ratio, _EDGES)
+    one = scene.scene(bench.can, bench.context.target.seed, ratio, _EDGES, deal=7)
     for paged, every in ((one.window, 1), (one.compressed, ratio)):
         if paged is None:
             continue
@@ -177,11 +177,7 @@ def chunks(stack: Stack, context: Context) -> Evidence:
             out = _step(bench, call)[:, real]
             some = torch.tensor(sorted({0, 1, size // 2, size - 1, len(out) - 2, len(out) - 1} & {*range(len(out))}))
             some = some.to(out.device)
-            few = one._replace(
-                positions=one.positions[some],
-                requests=one.requests[some],
-                selected=one.selected[some] if one.selected is not None else None,
-            )
+            few = one.only(some)
             right = remembered(
                 bench, ("chunks", ratio, number), partial(_due, bench, few, call.q[some], call.sinks, real)
             )
