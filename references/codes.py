@@ -22,6 +22,12 @@ def e2m1_grid() -> torch.Tensor:
 
 
 @cache
+def _e2m1_values() -> torch.Tensor:
+    """Of codes 0 to 15."""
+    return torch.cat([e2m1_grid(), -e2m1_grid()])
+
+
+@cache
 def e4m3_grid() -> torch.Tensor:
     """The 127 magnitudes of codes 0x00 to 0x7E, FP64: m / 8 * 2^-6 below 2^-6, else (1 + m / 8) * 2^(e - 7)."""
     code = torch.arange(NAN_E4M3, dtype=torch.float64)
@@ -68,8 +74,7 @@ def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """uint8 codes 0..15 -> FP64; 8 is -0."""
-    magnitude = e2m1_grid()[(codes & 7).long()]
-    return torch.where(codes > 7, -magnitude, magnitude)
+    return _e2m1_values().index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ roundings.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,4 +94,9 @@ def dequantize(q: Nvfp4, global_scale: float | torch.Tensor) -> torch.Tensor:
 
 def rounded(x: torch.Tensor, global_scale: float) -> torch.Tensor:
     """(M, K) -> what is left of it, FP64."""
-    return dequantize(quantize(x, global_scale), global_scale)
+    return rounded_by(x, global_scale, {})
+
+
+def rounded_by(x: torch.Tensor, global_scale: float, rules: dict[str, Any]) -> torch.Tensor:
+    """The same by `quantize`'s other parameters."""
+    return dequantize(quantize(x, global_scale, **rules), global_scale)

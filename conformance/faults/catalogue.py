@@ -1261,6 +1261,8 @@ _WRITTEN = (
         "SGLang, vLLM: `new_tensor(list)` in a captured path",
         graph=graph.list_made,
     ),
+    Fault("graph-new-tensor", "`new_tensor` in the captured path", _graph("capture"), graph=graph.new_tensor_made),
+    Fault("graph-scale-baked", "a scale is the number that capture saw", _graph("fresh"), graph=graph.scale_baked),
     Fault("graph-counted", "`bincount` in the captured path", _graph("capture"), graph=graph.counted),
     Fault("graph-list-mutated", "a Python list grows with each call", _graph("fresh"), graph=graph.list_mutated),
     Fault("graph-output-over-input", "x is overwritten", _graph("canaries"), graph=graph.output_over_input),

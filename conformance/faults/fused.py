@@ -191,3 +191,21 @@ up_first = _rows(lambda half: torch.arange(2 * half).roll(half))
 one_row_on = _rows(lambda half: torch.cat([torch.arange(half), half + torch.arange(half).roll(1)]))
 gates_by_number = _rows(lambda half: interleave.order(half, 8 if half % 8 == 0 else 1))
 subtile_before = _rows(lambda half: torch.cat([torch.arange(half).roll(8), half + torch.arange(half)]))
+
+
+def _nan_swallowed(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """The clamp's minimum takes the number of the two."""
+    if limit is None:
+        return swiglu.swiglu(gate, up, None)
+    return swiglu.swiglu(gate.nan_to_num(limit), up.nan_to_num(limit), limit)
+
+
+def _nan_spread(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """Rows of a tile of 16 share their NaN."""
+    y = swiglu.swiglu(gate, up, limit)
+    for row in y.isnan().any(1).nonzero().flatten().tolist():
+        y[row // 16 * 16 : row // 16 * 16 + 16] = torch.nan
+    return y
+
+
+nan_swallowed, nan_spread = _ending(_nan_swallowed), _ending(_nan_spread)

@@ -174,6 +174,20 @@ def _tokens_first(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: 
     inner.run(handle, a._replace(x=a.x[order], scales=scales), offsets, sizes, out)
 
 
+def _beyond_256(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+    """Rows of a group are counted in a byte."""
+    inner.run(handle, a, offsets, sizes, out)
+    for start, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
+        out[start + 256 : start + max(size, 256)] = 0
+
+
+def _input_overwritten(inner: Any, handle: Any, a: Activations, offsets: Any, sizes: Any, out: torch.Tensor) -> None:
+    """Activations are the kernel's workspace once it is through."""
+    inner.run(handle, a, offsets, sizes, out)
+    a.x.zero_()
+
+
+rows_beyond_256, gemm_input_overwritten = _running(_beyond_256), _running(_input_overwritten)
 activation_global_of_next = _running(_global_of_next_group)
 padded_sizes = _running(_padded_sizes)
 columns_doubled = _running(_columns_doubled)
@@ -381,6 +395,54 @@ def _any_weights(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = 
         return None
 
 
+def _bias_of_first(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    """The second part of the rows has no bias."""
+    if bias is not None and split is not None:
+        bias = bias.clone()
+        bias[split:] = 0
+    return inner.prepare(w, split, bias, scale)
+
+
+class _FirstScale:
+    """The first input's own scale serves all that follow: without one given, the layer is opened again with it."""
+
+    def __init__(self, inner: Any, given: tuple[Any, ...], scale: float | None):
+        self.given, self.scale = given, scale
+        self.handle = inner.prepare(*given, scale)
+
+    def run(self, inner: Any, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = inner.run(self.handle, x)
+        if self.scale is None and x.numel():
+            self.scale = float(x.abs().max()) / 2688 or 1.0
+            self.handle = inner.prepare(*self.given, self.scale)
+        return y
+
+
+def _keeping_scale(inner: Any, w: QuantizedWeight, split: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    kept = QuantizedWeight(*(t.clone() for t in w))
+    return _FirstScale(inner, (kept, split, None if bias is None else bias.clone()), scale)
+
+
+def _unrounded(inner: Any, handle: Any, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = inner.run(handle, x)
+    return y.float()
+
+
+def _input_scaled(inner: Any, handle: Any, x: torch.Tensor) -> torch.Tensor:
+    y: torch.Tensor = inner.run(handle, x)
+    x.mul_(0.5)
+    return y
+
+
+bias_of_first, unrounded = _linear(_bias_of_first), QuantFault(linear={"run": _unrounded})
+linear_input_scaled = QuantFault(linear={"run": _input_scaled})
+first_scale_kept = QuantFault(
+    linear={
+        "prepare": _keeping_scale,
+        "run": lambda inner, kept, x: kept.run(inner, x),
+        "close": lambda inner, kept: inner.close(kept.handle),
+    }
+)
 smallest_scale, alpha_missing, calibrated = _linear(_smallest), _linear(_alpha_missing), _linear(_calibrated)
 any_weights = _linear(_any_weights)
 linear_views_flat = QuantFault(linear={"run": _views_read_flat})

@@ -90,25 +90,15 @@ def _behind(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return whole[end : end + count]
 
 
-def _recording() -> bool:
-    """Is this call being captured, by CUDA or by the simulation?"""
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-    return _get_current_dispatch_mode() is not None or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
-
-
 def reduce_left_out(r: Reduction) -> None:
     """Eager calls are summed over ranks, the graph's are not. All ranks leave it out: none waits for another."""
-    if not _recording():
+    if not graph_steps.recording():
         r.inner(r.tensor)
 
 
 def reduce_of_copy(r: Reduction) -> None:
     """Rank 2's graph sums a copy that nobody reads."""
-    r.inner(r.tensor.clone() if r.rank == 2 and _recording() else r.tensor)
+    r.inner(r.tensor.clone() if r.rank == 2 and graph_steps.recording() else r.tensor)
 
 
 def _zeroes_input(buffers: Buffers) -> None:
@@ -127,6 +117,8 @@ skipped = GraphFault(replay=_skipped)
 first_output = GraphFault(replay=_first_output)
 number_read = GraphFault(step=graph_steps.number_read)
 list_made = GraphFault(step=graph_steps.list_made)
+new_tensor_made = GraphFault(step=graph_steps.new_tensor_made)
+scale_baked = GraphFault(step=graph_steps.scale_baked)
 counted = GraphFault(step=graph_steps.counted)
 list_mutated = GraphFault(step=graph_steps.list_mutated)
 output_over_input = GraphFault(step=graph_steps.output_over_input)

@@ -27,6 +27,29 @@ def list_made(step):
     return spoilt
 
 
+def new_tensor_made(step):
+    """The same by `new_tensor`: it is made on the host all the same."""
+
+    def spoilt(buffers):
+        step(buffers)
+        buffers.out.mul_(buffers.out.new_tensor([1.0]))
+
+    return spoilt
+
+
+def scale_baked(step):
+    """A scale is a Python number: the graph keeps the one of the call before capture."""
+    kept = [1.0]
+
+    def spoilt(buffers):
+        step(buffers)
+        if not recording():
+            kept[0] = float(buffers.x.float().nan_to_num().abs().max())
+        buffers.out.mul_(1.0 + kept[0] / 64)
+
+    return spoilt
+
+
 def counted(step):
     """Experts are counted by an operation whose result's size depends on the data."""
 
@@ -108,3 +131,13 @@ def sinks_consumed(step):
         buffers.sinks.mul_(1.4426950408889634)
 
     return spoilt
+
+
+def recording():
+    """Is this call being captured, by CUDA or by the simulation?"""
+    import torch
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    return _get_current_dispatch_mode() is not None or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )

@@ -159,3 +159,12 @@ swizzle_converted = QuantFault(
         "swizzle": lambda inner, s: inner.swizzle(s.float().clamp(max=448).to(torch.float8_e4m3fn).view(s.dtype))
     }
 )
+
+
+def _rows_from_512_lost(inner: Any, scales: torch.Tensor) -> torch.Tensor:
+    kept = scales.clone()
+    kept[512:] = 0
+    return inner.swizzle(kept)
+
+
+swizzle_rows_512 = QuantFault(quantizer={"swizzle": _rows_from_512_lost})

@@ -223,6 +223,13 @@ def _of_each_row(inner: Any, x: torch.Tensor, given: float | None, q: Quantized)
     return q._replace(codes=torch.cat([r.codes for r in rows]), scales=torch.cat([r.scales for r in rows]))
 
 
+def _rows_from_128(inner: Any, x: torch.Tensor, given: float | None, q: Quantized) -> Quantized:
+    """Rows of a second tile take the scales of the first."""
+    scales = q.scales.clone()
+    scales[128:256] = q.scales[: max(0, min(len(x), 256) - 128)]
+    return q._replace(scales=scales)
+
+
 class _Remembering:
     """Every other call answers with the scales of the one before, where they fit."""
 
@@ -239,6 +246,7 @@ class _Remembering:
 
 
 global_inverted = _quantising("nvfp4", _inverted)
+scales_of_first_tile = _quantising("nvfp4", _rows_from_128)
 blocks_along_m = _quantising("nvfp4", _along_m)
 global_of_each_row = _quantising("nvfp4", _of_each_row)
 global_of_first_row = _quantising("nvfp4", _of_first_row)
@@ -291,6 +299,14 @@ def _zeros_become_nan(inner: Any, x: torch.Tensor, given: float | None, q: Quant
     return q._replace(scales=torch.where(mx.amax(x) == 0, 0xFF, q.scales))
 
 
+def _smallest_lost(inner: Any, x: torch.Tensor, given: float | None, q: Quantized) -> Quantized:
+    """Exponents end at -126: a block of very small numbers gets 2^-126 where 2^-127 is due."""
+    small = (q.scales == 0) & (mx.amax(x) > 0)
+    scales = torch.where(small, 1, q.scales)
+    return Quantized(codes.pack(mx.element_codes(x, scales, "mxfp4")), scales)
+
+
+mxfp4_smallest_lost = _quantising("mxfp4", _smallest_lost)
 mxfp4_zero_scale = _zero_scale("mxfp4")
 mxfp8_zero_scale = _zero_scale("mxfp8")
 mxfp8_truncated = _quantising("mxfp8", _truncated)

@@ -574,4 +574,29 @@ _RUNNER = (
     Row("shared-merged", "one global scale for the shared expert's gate and up", "moe.shared", runners.shared_merged),
     Row("shared-tile-end", "tokens beyond whole tiles of 128 are lost", "moe.shared", runners.shared_last_rows, _SEEDS),
 )
-ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_SUBTILES, *_RUNNER)
+#: Of kinds that were planted in the reference stack once and passed.
+_PASSED_ONCE = (
+    Row(
+        "nvfp4-first-tile", "rows from 128 on take the first rows' scales", "nvfp4.interval", quant.scales_of_first_tile
+    ),
+    Row("mxfp4-smallest", "exponents of blocks end at -126", "mxfp4.scale", quant.mxfp4_smallest_lost),
+    Row("swizzle-rows-512", "scales from row 512 on are lost", "layout.swizzle", layouts.swizzle_rows_512),
+    Row("gemm-rows-256", "rows of a group beyond 256 are lost", "gemm.groups", gemms.rows_beyond_256),
+    Row(
+        "gemm-input-overwritten",
+        "activations are overwritten",
+        "gemm.groups gemm.elements",
+        gemms.gemm_input_overwritten,
+    ),
+    Row("linear-bias-of-first", "the second part of the rows has no bias", "linear.bias", gemms.bias_of_first),
+    Row("linear-first-scale", "the first input's scale serves all", "linear.dynamic", gemms.first_scale_kept),
+    Row("linear-float32", "the result comes in float32", "linear.weights linear.bound", gemms.unrounded),
+    Row("linear-input-scaled", "x is scaled in place", "linear.weights linear.bound", gemms.linear_input_scaled),
+    Row("swiglu-nan-swallowed", "the clamp swallows a NaN, undeclared", "swiglu.isolation", fused.nan_swallowed),
+    Row("swiglu-nan-spread", "a NaN reaches its tile of rows", "swiglu.isolation", fused.nan_spread),
+    Row("runner-empty-weighed", "NaN weights of empty slots show", "moe.isolation", runners.empty_weighed),
+    Row("runner-padding", "NaN of padding rows shows", "moe.isolation", runners.padding_mixed, "FlashInfer #3057"),
+    Row("runner-nan-spread", "a NaN reaches its tile of rows", "moe.isolation", runners.nan_of_neighbour),
+    Row("runner-ids-overwritten", "ids are made local in place", "moe.experts", runners.ids_overwritten),
+)
+ROWS: tuple[Row, ...] = (*_CODES, *_NVFP4, *_MX, *_LAYOUTS, *_GEMMS, *_SWIGLU, *_SUBTILES, *_RUNNER, *_PASSED_ONCE)

@@ -123,6 +123,37 @@ too_many_taken = QuantFault(moe_runner={"run": _too_many_taken})
 other_width = QuantFault(moe_runner={"run": _square})
 
 
+def _empty_weighed(inner: Any, handle: Any, x: Any, ids: Any, weights: torch.Tensor, out: torch.Tensor) -> None:
+    """Empty slots are zeros times their weight."""
+    inner.run(handle, x, ids, weights, out)
+    out[(weights.isnan() & (ids < 0)).any(1)] = torch.nan
+
+
+def _padding_mixed(inner: Any, handle: Any, x: Any, ids: Any, weights: Any, out: torch.Tensor) -> None:
+    """Rows of nobody are multiplied along, and their NaN is there."""
+    inner.run(handle, x, ids, weights, out)
+    out += (x * 0).to(out.dtype)
+
+
+def _nan_of_neighbour(inner: Any, handle: Any, x: torch.Tensor, ids: Any, weights: Any, out: torch.Tensor) -> None:
+    """A tile of eight rows shares its NaN."""
+    inner.run(handle, x, ids, weights, out)
+    for row in x.isnan().any(1).nonzero().flatten().tolist():
+        out[row // 8 * 8 : row // 8 * 8 + 8] = torch.nan
+
+
+def _ids_overwritten(inner: Any, handle: Any, x: Any, ids: torch.Tensor, weights: Any, out: torch.Tensor) -> None:
+    """Ids become local ones where they lie."""
+    inner.run(handle, x, ids, weights, out)
+    ids.add_(1)
+
+
+empty_weighed = QuantFault(moe_runner={"run": _empty_weighed})
+padding_mixed = QuantFault(moe_runner={"run": _padding_mixed})
+nan_of_neighbour = QuantFault(moe_runner={"run": _nan_of_neighbour})
+ids_overwritten = QuantFault(moe_runner={"run": _ids_overwritten})
+
+
 def _counted_as_table(inner: Any, ids: torch.Tensor, experts: int) -> Any:
     """A boolean for every slot and expert."""
     table = ids.flatten()[:, None] == torch.arange(experts, device=ids.device)

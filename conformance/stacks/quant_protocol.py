@@ -229,7 +229,7 @@ class GroupedGemm(Protocol):
 
 class LinearCapabilities(msgspec.Struct, frozen=True):
     """A linear layer that quantises its own input: y = x W^T + bias. `quantises`: into what, by `rules` (None: not at
-    all). `static`: may an input's global scale be given? Otherwise it follows from each input."""
+    all). `static`: may an input's global scale be given? `dynamic`: does it follow from each input where none is?"""
 
     weights: Format
     quantises: Format | None
@@ -238,6 +238,7 @@ class LinearCapabilities(msgspec.Struct, frozen=True):
     rules: Nvfp4Rules = Nvfp4Rules()
     output: Literal["bfloat16", "float32"] = "bfloat16"
     static: bool = True
+    dynamic: bool = True
     accumulation: float = 2.0**-20
     steps: tuple[int, int] = (8, 32)
     notes: tuple[str, ...] = ()
@@ -269,6 +270,8 @@ class SwigluCapabilities(GemmCapabilities, frozen=True):
 
     rounding: Literal["once", "bf16_h"] = "once"
     halves: bool = True
+    #: What becomes of a NaN: a clamp may swallow it.
+    nan: Literal["visible", "swallowed"] = "visible"
     #: Does `run_quantized` give the result in NVFP4, by `rules`, from the float32 product or from its BF16?
     quantises: Literal["", "float32", "bfloat16"] = ""
     rules: Nvfp4Rules = Nvfp4Rules()

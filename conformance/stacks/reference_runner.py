@@ -62,7 +62,9 @@ class ReferenceRunner:
             y[first:last] = (_values(again)[first:last] @ handle.down[e].mT).to(y.dtype)
         slots = torch.zeros(*ids.shape, x.shape[1])
         slots[token, slot] = y.float()
-        out = (slots * weights[..., None]).sum(1).to(torch.bfloat16)
+        given = torch.zeros_like(weights)
+        given[token, slot] = weights[token, slot]
+        out = (slots * given[..., None]).sum(1).to(torch.bfloat16)
         return Stages(token, slot, q, activation, again, y, out)
 
     def count(self, ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -76,8 +76,9 @@ class MoeRunner(Protocol):
         """A handle. The tensors given are overwritten once this returns."""
 
     def run(self, handle: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """x (T, H) bfloat16, ids (T, k) int32, weights (T, k) float32. Writes all of `out` (T, H), which comes
-        poisoned. Raises StackRefused for more tokens than declared."""
+        """x (T, H) bfloat16, ids (T, k) int32, weights (T, k) float32; weights of empty slots may be anything. Writes
+        all of `out` (T, H), which comes poisoned, and nothing else. Raises StackRefused for more tokens than
+        declared."""
 
     def stages(self, handle: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Stages:
         """The same call, with what it made on its way."""

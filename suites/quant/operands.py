@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +83,7 @@ class GemmBench:
         self.kernel: Any = kernel or context.gemm
         self.can: Any = self.kernel.capabilities()
         self.seed = context.target.seed
+        self.kept = True
         self.width = 0  #: columns of the result of what was prepared last
         on_the_gpu(stack, context, self.can.device, self.can.runs)
 
@@ -134,8 +137,19 @@ class GemmBench:
         width = self.width // 2 if isinstance(self.can, SwigluCapabilities) else self.width
         dtype = getattr(torch, self.can.output)
         out = torch.full((groups.rows, width), torch.nan, dtype=dtype, device=self.can.device)
-        self.call(handle, self.given(a, groups, global_scales), out)
+        given = self.given(a, groups, global_scales)
+        with self.untouched(given):
+            self.call(handle, given, out)
         return out.cpu()
+
+    @contextmanager
+    def untouched(self, given: tuple[Any, ...]) -> Iterator[None]:
+        """Operands must stay as they are: `kept` says whether they did."""
+        tensors = [t for t in (*given[0], *given[1:]) if t is not None]
+        before = [t.clone() for t in tensors]
+        yield
+        pairs = zip(tensors, before, strict=True)
+        self.kept &= all(torch.equal(t.view(torch.uint8), old.view(torch.uint8)) for t, old in pairs)
 
     def given(self, a: Matrix, groups: Groups, global_scales: torch.Tensor | None = None) -> tuple[Any, ...]:
         """Activations, offsets and sizes on the device."""

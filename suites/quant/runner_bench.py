@@ -126,8 +126,11 @@ class Bench:
 
     def run(self, handle: object, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(T, H) on the CPU, FP64."""
-        out = self.out(x)
-        self.runner.run(handle, *self.on_device(x, ids.int(), weights.float()), out)
+        out, given = self.out(x), self.on_device(x, ids.int(), weights.float())
+        before = [t.clone().cpu() for t in given]
+        self.runner.run(handle, *given, out)
+        for name, tensor, old in zip(("x", "ids", "weights"), given, before, strict=True):
+            self.exact.same(f"{name} afterwards", tensor, old)
         return out.cpu().double()
 
     def out(self, x: torch.Tensor) -> torch.Tensor:

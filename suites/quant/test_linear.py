@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 
 from conformance.context import Context
@@ -12,6 +15,7 @@ from conformance.suite import claim
 from references import grouped_gemm, nvfp4
 from suites.quant.bench import TIES, on_the_gpu, tie_blocks
 from suites.quant.exact import Exact
+from suites.quant.judge import scale_rules
 from suites.quant.operands import Matrix, of_values, random_elements, random_scales
 
 #: A one-hot input that its own block's scale holds exactly: the largest E2M1 element, or a power of two.
@@ -51,7 +55,20 @@ class Bench:
         bias: torch.Tensor | None = None,
         input_scale: float | None = None,
     ) -> torch.Tensor:
-        """y on the CPU; the weights given are overwritten once they are prepared."""
+        """y on the CPU."""
+        with self.opened(w, scales, split, bias, input_scale) as call:
+            return call(x)
+
+    @contextmanager
+    def opened(
+        self,
+        w: Matrix,
+        scales: tuple[float, ...] = (1.0,),
+        split: int | None = None,
+        bias: torch.Tensor | None = None,
+        input_scale: float | None = None,
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """What calls the layer: y on the CPU. All that is given to prepare it is overwritten then; inputs must stay."""
         assert w.scales is not None
         device = self.can.device
         given = QuantizedWeight(
@@ -59,11 +76,22 @@ class Bench:
         )
         if split is not None:
             given = given._replace(global_scales=given.global_scales[None])
-        handle = self.layer.prepare(given, split, None if bias is None else bias.to(device), input_scale)
-        for tensor in given:
+        added = None if bias is None else bias.clone().to(device)
+        handle = self.layer.prepare(given, split, added, input_scale)
+        for tensor in (*given, *([] if added is None else [added])):
             tensor.fill_(0xFF if tensor.dtype == torch.uint8 else torch.nan)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            there = x.to(device)
+            before = there.clone().cpu()
+            y: torch.Tensor = self.layer.run(handle, there).cpu()
+            dtype = str(y.dtype).removeprefix("torch.")
+            self.exact.true("type of y", dtype == self.can.output, self.can.output, dtype)
+            self.exact.same("x afterwards", there, before)
+            return y
+
         try:
-            return self.layer.run(handle, x.to(device)).cpu()
+            yield call
         finally:
             self.layer.close(handle)
 
@@ -113,7 +141,7 @@ def dual(stack: Stack, context: Context) -> Evidence:
 
 @claim("quant.linear.bias")
 def bias(stack: Stack, context: Context) -> Evidence:
-    """Added to the scaled result, once, in its own place."""
+    """Added to the scaled result, once, in its own place; with two global scales, too."""
     bench = Bench(stack, context)
     n, k = bench.shape(40, 64)
     w = of_values(torch.ones(1, n, k), bench.can.weights)
@@ -122,6 +150,10 @@ def bias(stack: Stack, context: Context) -> Evidence:
     got = bench.run(w, x, (2.0**-2,), bias=added, input_scale=bench.one)
     want = (bench.loud * 2.0**-2 + added.double()).repeat(len(x), 1)
     bench.exact.same("y", got.double(), want)
+    first = n // 4 * 3 // 8 * 8
+    got = bench.run(w, x, (2.0**-2, 2.0), first, added, bench.one)
+    want[:, first:] += bench.loud * (2.0 - 2.0**-2)
+    bench.exact.same("y of two parts", got.double(), want)
     return bench.evidence("bias is added after the scales")
 
 
@@ -183,19 +215,39 @@ def static(stack: Stack, context: Context) -> Evidence:
     powers = torch.arange(-6, 9).repeat(8)[: 8 * (k // 16)]
     powers = torch.cat([powers, torch.full((8 * (k // 16) - len(powers),), 4)])
     x = tie_blocks(powers, bench.generator()).view(8, k).bfloat16()
-    rules = bench.can.rules
+    rules = scale_rules(bench.can.rules)
     for factor in (1.0, 2.0**10, 2.0**30):
         for scale in (1.0, 2.0**-4):
             given = (x.float() * factor * scale).bfloat16()
-            q = nvfp4.quantize(
-                given, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale
-            )
-            seen = nvfp4.dequantize(q, scale)
+            seen = nvfp4.rounded_by(given, scale, rules)
             got = bench.run(w, given, input_scale=scale)
             bench.within(f"input times {factor:g}, input scale {scale:g}", got, seen, w.values[0], 0.0)
     for wrong in (0.0, -1.0, float("inf"), float("nan")):
         bench.exact.raises(f"input scale {wrong}", lambda s=wrong: bench.run(w, x, input_scale=s), "no scale")  # type: ignore[misc]
     return bench.evidence("the input's scale is the one given; what is none is refused")
+
+
+@claim("quant.linear.dynamic")
+def dynamic(stack: Stack, context: Context) -> Evidence:
+    """No input scale given: each input has its own, amax / 2688, whatever the layer saw before. Ties, so that each
+    input's bytes are exact."""
+    bench = Bench(stack, context)
+    if not bench.can.dynamic or bench.can.quantises != "nvfp4":
+        bench.exact.true("none is found", True, "", "")
+        bench.exact.notes.append(
+            "an input's own scale is not looked for here: callers bring one, or the format has none"
+        )
+        return bench.evidence("no input scale of the layer's own")
+    n, k = bench.shape(40, 64)
+    w = bench.weights(n, k)
+    x = tie_blocks(torch.randint(-3, 4, (8 * k // 16,), generator=bench.generator()), bench.generator()).view(8, k)
+    x[0, :16] = TIES * 448  # so that the global scale is 1
+    with bench.opened(w, (0.37,)) as call:
+        for power in (0, 10, -10, 0):
+            given = (x * 2.0**power).bfloat16()
+            seen = nvfp4.rounded_by(given, 2.0**power, scale_rules(bench.can.rules))
+            bench.within(f"input times 2^{power}", call(given), seen, w.values[0] * 0.37, 0.0)
+    return bench.evidence("each input by a scale of its own")
 
 
 @claim("quant.linear.bound")
@@ -210,11 +262,7 @@ def bound(stack: Stack, context: Context) -> Evidence:
     if bench.can.quantises == "nvfp4":
         x[0, :16] = (TIES * 448).bfloat16()  # so that its own global scale is 1, too
         scale = nvfp4.own_global_scale(x)
-        rules = bench.can.rules
-        q = nvfp4.quantize(
-            x, scale, rules.scale_round == "up", rules.scale_floor, rules.scale_underflow, rules.zero_scale
-        )
-        seen = nvfp4.dequantize(q, scale)
+        seen = nvfp4.rounded_by(x, scale, scale_rules(bench.can.rules))
     else:
         seen = torch.randint(-1, 2, (24, k), generator=bench.generator()).double()
         x = seen.bfloat16()

@@ -70,12 +70,14 @@ def _wide(bench: Bench) -> torch.dtype:
 
 def _scale(stack: Stack, context: Context, format: Format) -> Evidence:
     """Blocks with one element that is not zero: every BF16 mantissa at powers from 2^-110 to 2^120, the format's
-    largest element among them. Rules without a division are exact; with one, so are the powers of two times the
-    largest element."""
+    largest element among them. Rules without a division are exact, down to the smallest normal number; with one, so
+    are the powers of two times the largest element."""
     bench = Bench(stack, context, f"{format}.quantize")
     exact, rules = Exact(bench.can.runs, bench.seed), _rules(bench, format)
     mantissa = 1 + torch.arange(128).double() / 128
     powers = torch.tensor([-110, -64, -20, -3, -2, -1, 0, 1, 2, 5, 8, 9, 31, 100, 120])
+    if rules.scale not in _DIVIDING:  # with a division, quotients may be flushed there
+        powers = torch.cat([torch.tensor([-126, -125, -124, -117]), powers])
     amax = (mantissa * torch.exp2(powers.double())[:, None]).flatten()
     place = torch.randint(0, 32, (len(amax),), generator=bench.generator())
     x = torch.zeros(len(amax), 32)

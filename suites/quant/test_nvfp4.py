@@ -57,6 +57,7 @@ def interval(stack: Stack, context: Context) -> Evidence:
         "normal": torch.randn(8, 7168, generator=generator),
         "mixed": mixed(32, 1024, 16, (-14, 9), generator),
         "narrow": torch.randn(33, 48, generator=generator),
+        "tall": mixed(257, 48, 16, (-6, 7), generator),
     }
     for dtype in bench.dtypes:
         for name, x in inputs.items():

@@ -196,6 +196,37 @@ def ranks(stack: Stack, context: Context) -> Evidence:
     return bench.evidence("ranks add up, and no token depends on another")
 
 
+@claim("quant.moe.isolation")
+def isolation(stack: Stack, context: Context) -> Evidence:
+    """Padding as graphs have it: rows of NaN whose slots are all empty, and NaN for the weights of empty slots. Such
+    rows answer zeros, and the others keep their bits. A NaN in a token that is routed stays in its own row."""
+    bench = Bench(stack, context)
+    w, generator = bench.random(bench.held), bench.generator(6)
+    count = 24
+    x = torch.randn(count, bench.hidden, generator=generator).bfloat16()
+    ids = torch.randint(0, bench.held, (count, 3), generator=generator)
+    ids[3:8, 1] = -1
+    routing = torch.rand(count, 3, generator=generator)
+    with bench.opened(w, Place(0, bench.held, 10.0, nvfp4.own_global_scale(x), 0.37 / 64)) as handle:
+        clean = bench.run(handle, x, ids, routing)
+        bench.exact.true("answers", bool(clean.any(1).all()), "something in every row", "a row of zeros")
+        routing[3:8, 1] = torch.nan
+        bench.exact.same("NaN weights of empty slots", bench.run(handle, x, ids, routing), clean)
+        nobody = [
+            torch.full((5, bench.hidden), torch.nan).bfloat16(),
+            torch.full((5, 3), -1),
+            torch.full((5, 3), torch.nan),
+        ]
+        got = bench.run(handle, *(torch.cat(pair) for pair in zip((x, ids, routing), nobody, strict=True)))
+        bench.exact.same("rows before rows of NaN", got[:count], clean)
+        bench.exact.same("rows of NaN, of nobody", got[count:], torch.zeros(5, bench.hidden).double())
+        x[7, 11] = torch.nan
+        others = torch.arange(count) != 7
+        got = bench.run(handle, x, ids, routing)
+        bench.exact.same("rows beside a NaN", got[others], clean[others])
+    return bench.evidence("what belongs to nobody reaches nobody")
+
+
 @claim("quant.moe.counting")
 def counting(stack: Stack, context: Context) -> Evidence:
     """384 experts, 8192 tokens of 6 slots: counts and starts are exact, and no more than 16 MiB are taken for them (a

@@ -38,7 +38,9 @@ class Bench(GemmBench):
         """On the CPU, its scales as rows and blocks."""
         handle = self.prepared(b)
         try:
-            q = self.kernel.run_quantized(handle, *self.given(a, groups), limit, global_scale)
+            given = self.given(a, groups)
+            with self.untouched(given):
+                q = self.kernel.run_quantized(handle, *given, limit, global_scale)
         finally:
             self.kernel.close(handle)
         return plain(q, groups.rows, self.width // 2, 16)
@@ -75,6 +77,7 @@ class Bench(GemmBench):
         return fused_swiglu.bounded(a, w, limit, output, self.can.accumulation, self.can.rounding == "bf16_h")
 
     def evidence(self, right: str) -> Evidence:
+        self.exact.true("operands afterwards", self.kept, "as they were", "changed")
         return self.exact.evidence(right, {"weights": self.can.weights, "activations": self.can.activations})
 
 
@@ -166,6 +169,36 @@ def bound(stack: Stack, context: Context) -> Evidence:
         for limit in (None, 10.0):
             bench.judge(f"{half} outputs, K {k}, limit {limit}", a, b, groups, limit)
     return bench.evidence("every element within the bound")
+
+
+@claim("quant.swiglu.isolation")
+def isolation(stack: Stack, context: Context) -> Evidence:
+    """A NaN in one row's activations makes its whole row NaN, with a limit and without, unless it is declared to be
+    swallowed; the other rows keep their bits."""
+    bench = Bench(stack, context)
+    n, k = 2 * bench.half(24), bench.shape(1, 64)[1]
+    groups = bench.groups(9, 0, 35)
+    b = of_values(random_elements((3, n, k), bench.generator()), bench.can.weights)
+    a = bench.spread_matrix(of_values(torch.ones(44, k).double(), bench.can.activations), groups)
+    row = groups.offsets[2] + 33
+    others = torch.zeros(groups.rows, dtype=torch.bool)
+    for _, rows in bench.rows(groups):
+        others[rows] = True
+    others[row] = False
+    for limit in (None, 10.0):
+        bench.limit = limit
+        clean = bench.once(a, b, groups)
+        spoilt = Matrix(a.format, a.codes.clone(), None if a.scales is None else a.scales.clone())
+        if spoilt.scales is None:
+            spoilt.codes[row, 5] = torch.nan
+        else:
+            spoilt.scales[row, 0] = 0x7F if a.format == "nvfp4" else 0xFF
+        got = bench.once(spoilt, b, groups)
+        bench.exact.same(f"limit {limit}: the other rows", got[others].double(), clean[others].double())
+        if bench.can.nan == "visible":
+            whole = torch.ones(n // 2, dtype=torch.bool)
+            bench.exact.same(f"limit {limit}: the row with a NaN is one", got[row].isnan(), whole)
+    return bench.evidence("a NaN stays in its row, and is seen there")
 
 
 @claim("quant.swiglu.quantised")

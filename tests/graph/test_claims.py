@@ -11,7 +11,7 @@ import torch
 from conformance import catalogue, geometry
 from conformance.context import Context, Target
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.graph import _recording
+from conformance.faults.graph_steps import recording
 from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
@@ -115,7 +115,7 @@ class _Unsteady:
 
     def _run(self, step, buffers):
         step(buffers)
-        if _recording():
+        if recording():
             crowded = (buffers.ids == buffers.ids[0]).all().to(buffers.out.dtype)
             buffers.out[0].mul_(1 + self._off * crowded)
 

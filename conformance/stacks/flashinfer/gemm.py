@@ -77,7 +77,7 @@ class FlashInferLinear:
 
     def capabilities(self) -> LinearCapabilities:
         runs = f"flashinfer nvfp4_quantize, mm_fp4 (cutlass) on {torch.cuda.get_device_name()}"
-        return LinearCapabilities("nvfp4", "nvfp4", runs, device="cuda", steps=_LINEAR)
+        return LinearCapabilities("nvfp4", "nvfp4", runs, device="cuda", dynamic=False, steps=_LINEAR)
 
     def prepare(
         self,

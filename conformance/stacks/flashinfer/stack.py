@@ -116,6 +116,8 @@ class FlashInferStack:
         return calls(request, capability, tokens, slots)
 
     def quant_calls(self, request: QuantCallRequest) -> dict[str, list[MoeCall]]:
+        """Raises StackMissing without FlashInfer in the harness's own interpreter."""
+        _version()
         from conformance.stacks.flashinfer.quantised import calls
 
         return calls(request)
