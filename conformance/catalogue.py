@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +66,15 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if lacking:
             return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ")
         return next(filter(None, map(target.lacks, self.needs)), "")
+
+    def doc(self) -> str:
+        """The check's docstring, read from its file: importing that may draw in torch."""
+        module, _, name = self.check.partition(":")
+        spec = find_spec(module)
+        assert spec is not None and spec.origin is not None, module
+        tree = ast.parse(Path(spec.origin).read_text())
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        return ast.get_docstring(found[0]) or "" if found else ""
 
     def function(self) -> Check:
         module, _, name = self.check.partition(":")

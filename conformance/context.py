@@ -31,6 +31,7 @@ from conformance.stacks.protocols import (
     Vetted,
 )
 from hardware_profiles.compiled import arch, families
+from references import plan
 
 if TYPE_CHECKING:
     from conformance.checkpoint.folder import Files
@@ -262,6 +263,20 @@ class Context:
         does a model that virtual TP is not for."""
         virtual = bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
         return virtual and self.geometry.model_type in VIRTUAL_TP_MODELS
+
+    @property
+    def virtual(self) -> bool:
+        """Are heads given out by eights, as virtual TP does it? Where it is needed; and where it is not, by a stack
+        that plans all the same: then both are whole shares (contracts: heads are align_up(ceil(heads / tp), 8))."""
+        g, tp = self.geometry, self.target.tp
+        if expected.needs_virtual_tp(g, tp):
+            return True
+        if not g.output_groups or g.attention_heads // tp % plan.HEAD_ALIGNMENT == 0:
+            return False  # no difference
+        try:
+            return self.plan().padding == "planned"
+        except StackError:
+            return False
 
     @property
     def virtual_beside_experts(self) -> bool:

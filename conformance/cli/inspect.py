@@ -12,7 +12,7 @@ from conformance.cli import options
 def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.w2.offsets.")]) -> None:
     """What a claim states, where it comes from, what it needs, and which faults it must catch."""
     from conformance import catalogue
-    from conformance.faults.catalogue import FAULTS
+    from conformance.faults.listed import listed
 
     found = catalogue.get(claim)
     needs = ", ".join(catalogue.dependencies().get(found.group, ())) or "nothing"
@@ -27,9 +27,9 @@ def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.
         typer.echo(f"  needs     {' '.join(f'--{option}' for option in found.needs_option)}")
     if found.needs:
         typer.echo(f"  applies   to runs with {', '.join(found.needs).replace('-', ' ')}")
-    if found.check and (doc := found.function().__doc__):
+    if found.check and (doc := found.doc()):
         typer.echo(f"  how       {' '.join(doc.split())}")
-    for fault in FAULTS.values():
+    for fault in listed():
         if claim in fault.claims:
             typer.echo(f"  catches   {fault.id}: {fault.what}")
     typer.echo(f"  run it    conformance gate --claim {found.id}")

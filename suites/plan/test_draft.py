@@ -24,7 +24,7 @@ def axes(stack: Stack, context: Context) -> Evidence:
         raise NotSupported(
             f"the stack makes no plan for the draft: {outcome.message or 'no virtual tensor parallelism'}"
         )
-    due = expected.axes(t.geometry, t.tp)
+    due = expected.axes(t.geometry, t.tp, context.virtual)
     if context.padded and (missing := sorted(set(due) - set(outcome.axes))):
         raise NotSupported(f"the draft's plan does not tell its {', '.join(missing)}")
     wrong = [
