@@ -12,7 +12,7 @@ from conformance.cli import options
 def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.w2.offsets.")]) -> None:
     """What a claim states, where it comes from, what it needs, and which faults it must catch."""
     from conformance import catalogue
-    from conformance.faults.listed import listed
+    from conformance.faults.catalogue import FAULTS
 
     found = catalogue.get(claim)
     needs = ", ".join(catalogue.dependencies().get(found.group, ())) or "nothing"
@@ -29,7 +29,7 @@ def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.
         typer.echo(f"  applies   to runs with {', '.join(found.needs).replace('-', ' ')}")
     if found.check and (doc := found.doc()):
         typer.echo(f"  how       {' '.join(doc.split())}")
-    for fault in listed():
+    for fault in FAULTS.values():
         if claim in fault.claims:
             typer.echo(f"  catches   {fault.id}: {fault.what}")
     typer.echo(f"  run it    conformance gate --claim {found.id}")

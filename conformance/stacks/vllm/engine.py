@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,11 @@ _ENVIRONMENT = {
 #: Without a GPU nothing is worth compiling: 20 s a process, for index and counting helpers.
 _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 #: DeepGEMM compiles what is called, when it is; vLLM's warm-up compiles all that might be, for minutes.
-_ON_GPU = {"VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+_ON_GPU = {
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "DG_JIT_CACHE_DIR": os.environ.get("DG_JIT_CACHE_DIR") or str(Path.home() / ".cache/tp-conformance/deep_gemm"),
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
 
 
 class VllmEngine:

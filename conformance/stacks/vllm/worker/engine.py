@@ -27,10 +27,12 @@ def open_engine(plugin, model, tp, settings, fault):
     os.environ |= {"CONFORMANCE_ENGINE_TRACE": str(trace)}
     prepare(plugin, settings, fault)
     try:
+        import torch
         import vllm
     except Exception as error:
         raise Missing(stacks_words(error)) from error
-    given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
+    executor = "uni" if tp == 1 and torch.cuda.is_available() else "mp"  # one process less to start
+    given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": executor, **settings}
     try:
         RUNNING["llm"] = vllm.LLM(**given)
     except Exception as error:
