@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import tomllib
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from conformance.errors import nearest
+from conformance.needs import lacks
 
 if TYPE_CHECKING:
-    from conformance.context import Context, Target
+    from conformance.context import Context
     from conformance.result import Evidence
     from conformance.stacks.protocols import Stack
+    from conformance.target import Target
 
     Check = Callable[[Stack, Context], Evidence]
 
@@ -45,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The layer whose stack is judged, if it is in scope and another than the claim's own: whoever loads weights also
     #: converts them, whichever library's kernels run on them.
     of: str = ""
-    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see Target.lacks.
+    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see needs.lacks.
     needs: tuple[str, ...] = ()
 
     @property
@@ -65,16 +65,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lacking = [field for field in self.needs_geometry if not getattr(geometry, field)]
         if lacking:
             return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ")
-        return next(filter(None, map(target.lacks, self.needs)), "")
-
-    def doc(self) -> str:
-        """The check's docstring, read from its file: importing that may draw in torch."""
-        module, _, name = self.check.partition(":")
-        spec = find_spec(module)
-        assert spec is not None and spec.origin is not None, module
-        tree = ast.parse(Path(spec.origin).read_text())
-        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-        return ast.get_docstring(found[0]) or "" if found else ""
+        return next(filter(None, (lacks(target, need) for need in self.needs)), "")
 
     def function(self) -> Check:
         module, _, name = self.check.partition(":")

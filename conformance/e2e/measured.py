@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from conformance.context import LARGEST_REFERENCE
 from conformance.e2e import limits
 from conformance.e2e.client import Client, Told
 from conformance.e2e.limits import Limits
@@ -18,6 +17,7 @@ from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
 from conformance.e2e.record import About, Record, load
 from conformance.e2e.replies import SERVING, spoilt
 from conformance.errors import NotSupported, StackError, StackRefused, UsageError
+from conformance.needs import LARGEST_REFERENCE
 from conformance.stacks.engine_protocol import Answer, Drafts, Engine, EngineRequest, EngineSession
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hardware_profiles
-from conformance.context import Target
 from conformance.e2e.measured import PARTS, Measured, Plan
 from conformance.e2e.prompts import RECIPE
 from conformance.errors import NotSupported, StackMissing, UsageError
 from conformance.stacks.endpoint import AGAINST, JUDGED
 from conformance.stacks.registry import is_url
+from conformance.target import Target
 
 if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack

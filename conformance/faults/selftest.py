@@ -15,7 +15,7 @@ import hardware_profiles
 from conformance import catalogue, geometry
 from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
 from conformance.faults.catalogue import FAULTS, Fault
@@ -27,6 +27,7 @@ from conformance.gate.runner import evaluate, offered
 from conformance.result import NO_GO, Status
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
+from conformance.target import Target
 from conformance.world.ranks import Worlds
 from references import plan
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import hardware_profiles
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks.protocols import ShardLoader, Stack
+from conformance.target import Target
 
 _BASE, _GROUP, _LOADER = "deepseek-v4-tiny", "loader.moe", "loader"
 _EXPERTS = 2

@@ -12,7 +12,6 @@ import hardware_profiles
 from conformance import catalogue, geometry
 from conformance.checkpoint import folder, layout
 from conformance.checkpoint.folder import Files
-from conformance.context import Target
 from conformance.e2e import limits
 from conformance.errors import UsageError, nearest, short
 from conformance.faults import repairs
@@ -20,6 +19,7 @@ from conformance.gate import waivers
 from conformance.gate.waivers import Waiver
 from conformance.stacks import registry
 from conformance.stacks.protocols import StackOptions
+from conformance.target import Target
 from hardware_profiles import Profile
 
 DEFAULT_GEOMETRY = "deepseek-v4-flash"

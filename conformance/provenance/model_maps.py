@@ -13,8 +13,8 @@ from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelReque
 from references import checkpoint, cuts
 
 if TYPE_CHECKING:
-    from conformance.context import Target
     from conformance.provenance.compress import EqualRows
+    from conformance.target import Target
 
 #: Routed experts that are built: the expert dimension is measured whole by the claims of the routed experts.
 EXPERTS = 2

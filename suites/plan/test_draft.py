@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from conformance import expected
-from conformance.context import Combination, Context
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import PlanOutcome, Stack
 from conformance.suite import claim
+from conformance.target import Combination
 from suites.plan.combinations import MEGA_MOE, Answer, ask, counts, every_pair, findings, lead, others, vetted_pairs
 
 #: Where a scheme says that nothing is quantized, in whatever words.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -85,9 +84,3 @@ def test_a_closed_pipe_is_no_no_go():
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (3, b"")
-
-
-def test_every_docstring_is_read_as_it_is_imported():
-    for claim in catalogue.claims().values():
-        if claim.check and claim.layer in ("plan", "loader"):
-            assert claim.doc() == (inspect.getdoc(claim.function()) or "")

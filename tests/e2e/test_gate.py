@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Target
 from conformance.errors import UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
+from conformance.target import Target
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.graph_steps import recording
 from conformance.faults.parts import planted_parts
@@ -19,6 +19,7 @@ from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_graphs import ReferenceGraphs
+from conformance.target import Target
 from suites.graph.bench import MoeGraphBench
 from suites.moe.random_batch import checkpoint
 

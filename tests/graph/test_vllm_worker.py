@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackCrashed, StackRefused
 from conformance.faults import graph_steps
 from conformance.faults.catalogue import FAULTS
@@ -30,6 +30,7 @@ from conformance.stacks.vllm import graphs
 from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmCaptured, VllmLayerGraphs, VllmMoeGraphs
 from conformance.stacks.vllm.worker import graphs as worker
 from conformance.stacks.vllm.worker.problems import Refused
+from conformance.target import Target
 
 TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
 STACK = ReferenceStack(StackOptions(arithmetic="bf16", head_paddings=(16, 64)))

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from conformance import expected, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.stacks.protocols import Axis, StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 from references import cuts
 from suites.plan import test_axes
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from conformance import geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults import loader as faults
 from conformance.faults.seams import FaultyLoader
 from conformance.stacks.protocols import ExpertsRequest
+from conformance.target import Target
 from references import plan
 from suites.loader import slices
 
