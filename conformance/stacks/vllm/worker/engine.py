@@ -65,7 +65,7 @@ def _check_without_a_gpu(settings):
     if not settings["enforce_eager"]:
         raise Unsupported("vLLM captures no graphs without CUDA")
     found = importlib.util.find_spec("vllm")
-    if settings.get("speculative_config") and found and found.origin:
+    if (settings.get("speculative_config") or {}).get("method") == "mtp" and found and found.origin:
         stub = Path(found.origin).with_name("models") / "deepseek_v4" / "cpu" / "mtp.py"
         words = re.search(r'"([^"]*not implemented on CPU[^"]*)"', stub.read_text()) if stub.exists() else None
         if words:
