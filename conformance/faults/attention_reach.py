@@ -107,20 +107,19 @@ def _none_is_slot_zero(inner: Attend, call: AttendCall, out: torch.Tensor) -> No
 
 
 def _scores(call: AttendCall) -> torch.Tensor:
-    """(T, P) FP64: the largest score of each head, by size."""
+    """(T, P, K) FP64 of all keys, -inf where none is seen."""
     import torch
 
     from references import attention_cache
 
-    most = torch.zeros(call.q.shape[:2], dtype=torch.float64, device=call.q.device)
+    found = []
     for part in filter(None, (call.window, call.compressed)):
         place = torch.arange(part.slots.shape[1], device=part.slots.device)
         slots = part.slots.long().masked_fill(place >= part.lengths[:, None], -1)
         fp8 = part.pages.data.shape[1] != attention_cache.page_bytes(part.pages.tokens, False)
         values = attention_cache.read(part.pages.data, slots, part.pages.tokens, fp8)
-        score = (call.scale * call.q.double() @ values.mT).masked_fill((slots < 0)[:, None], 0.0)
-        most = torch.maximum(most, score.amax(2))
-    return most
+        found.append((call.scale * call.q.double() @ values.mT).masked_fill((slots < 0)[:, None], -torch.inf))
+    return torch.cat(found, 2)
 
 
 def _overflowing(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
@@ -129,7 +128,51 @@ def _overflowing(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
 
     inner(call, out)
     if len(call.q):
-        out[_scores(call) > _OVERFLOW] = torch.nan
+        out[_scores(call).amax(2) > _OVERFLOW] = torch.nan
+
+
+def _first_maximum(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
+    """The maximum of the first 64 keys stands for all."""
+    import torch
+
+    inner(call, out)
+    if len(call.q):
+        scores = _scores(call)
+        out[scores.amax(2) - scores[..., :64].amax(2) > _OVERFLOW] = torch.nan
+
+
+def _rows_of_a_tile(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
+    """Queries from the 129th on are answered with nothing."""
+    inner(call, out)
+    out[128:] = 0
+
+
+def _alone_cut_short(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
+    """A single query is split, and the last split left out."""
+    kept = call.compressed
+    if len(call.q) == 1 and kept is not None:
+        call = call._replace(compressed=kept._replace(lengths=kept.lengths.clamp(max=_TILE)))
+    inner(call, out)
+
+
+def _none_is_nan(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
+    """A row that counts nothing but -1 is 0 / 0."""
+    import torch
+
+    inner(call, out)
+    caches = [part for part in (call.window, call.compressed) if part is not None]
+    counted = sum(part.lengths for part in caches)
+    nobody = torch.cat([part.slots for part in caches], 1).lt(0).all(1)
+    out[nobody & (counted > 0)] = torch.nan
+
+
+def _read_slots_wrap(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
+    """Slots from 2^15 on are taken for those 2^15 before."""
+
+    def wrapped(part: Sparse) -> Sparse:
+        return part._replace(slots=part.slots.where(part.slots < 1 << 15, part.slots - (1 << 15)))
+
+    inner(call._replace(window=wrapped(call.window), compressed=call.compressed and wrapped(call.compressed)), out)
 
 
 def _far_keys_dropped(inner: Attend, call: AttendCall, out: torch.Tensor) -> None:
@@ -177,6 +220,14 @@ def _columns_wrap(inner: Step, call: StepCall, out: torch.Tensor) -> None:
 def _entry_columns_wrap(inner: Step, call: StepCall, out: torch.Tensor) -> None:
     table = call.compressed_table
     inner(call._replace(compressed_table=None if table is None else _wrapped(table)), out)
+
+
+def _found_slots_wrap(inner: Step, call: StepCall, out: torch.Tensor) -> None:
+    """Slots that a block table leads to are kept in 15 bits."""
+    table, pages = call.compressed_table, call.compressed_pages
+    wrapped = None if table is None or pages is None else table % ((1 << 15) // pages.tokens)
+    window = call.window_table % ((1 << 15) // call.window_pages.tokens)
+    inner(call._replace(window_table=window, compressed_table=wrapped), out)
 
 
 def _by_rank(inner: Step, call: StepCall, out: torch.Tensor) -> None:
@@ -264,6 +315,13 @@ def _later_dropped(inner: Callable[..., None], given: Inserting) -> None:
     inner(*given._replace(slots=slots))
 
 
+def _queries_of_a_tile(q: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 65th query is rotated as the first one is, and so on."""
+    import torch
+
+    return q, positions[torch.arange(len(positions), device=positions.device) % 64]
+
+
 def _alone_not_back(inner: Project, r: OutputRequest, o: torch.Tensor, at: torch.Tensor, out: torch.Tensor) -> None:
     inner(o, at * 0 if len(at) == 1 else at, out)
 
@@ -300,11 +358,17 @@ near_positions = AttentionFault(entries=_near_positions)
 lengths_unread = AttentionFault(attend=_lengths_unread)
 none_is_slot_zero = AttentionFault(attend=_none_is_slot_zero)
 overflowing = AttentionFault(attend=_overflowing)
+first_maximum = AttentionFault(attend=_first_maximum)
+rows_of_a_tile = AttentionFault(attend=_rows_of_a_tile)
+alone_cut_short = AttentionFault(attend=_alone_cut_short)
+none_is_nan = AttentionFault(attend=_none_is_nan)
+read_slots_wrap = AttentionFault(attend=_read_slots_wrap)
 far_keys_dropped = AttentionFault(attend=_far_keys_dropped)
 sink_each_split = AttentionFault(attend=_sink_each_split)
 nothing_fills_a_tile = AttentionFault(attend=_nothing_fills_a_tile)
 columns_wrap = AttentionFault(step=_columns_wrap)
 entry_columns_wrap = AttentionFault(step=_entry_columns_wrap)
+found_slots_wrap = AttentionFault(step=_found_slots_wrap)
 by_rank = AttentionFault(step=_by_rank)
 eight_entries = AttentionFault(sees=_eight_entries)
 few_selected = AttentionFault(sees=_few_selected)
@@ -317,6 +381,7 @@ others_positions = AttentionFault(select=_others_positions)
 cut_off = AttentionFault(select=_cut_off)
 slots_wrap = AttentionFault(insert=_slots_wrap)
 later_dropped = AttentionFault(insert=_later_dropped)
+queries_of_a_tile = AttentionFault(queries=_queries_of_a_tile)
 alone_not_back = AttentionFault(output=_alone_not_back)
 scale_of_head = AttentionFault(output=_scale_of_head)
 first_positions = AttentionFault(output=_first_positions)
