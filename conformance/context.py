@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from conformance.stacks.attention_protocol import AttentionKernel
     from conformance.stacks.compile.protocol import Compiler
     from conformance.stacks.graph_protocol import GraphRunner
+    from conformance.stacks.hyper_protocol import HyperConnections
     from conformance.stacks.model_protocol import ModelLoader
     from conformance.stacks.op_protocol import CustomOp
     from conformance.stacks.prepare_protocol import Preparation
@@ -279,6 +280,12 @@ class Context:
         """Raises NotSupported where the stack offers no attention."""
         kernel: AttentionKernel = self.once("attention", self._opener("attention"))
         return kernel
+
+    @property
+    def hyper(self) -> HyperConnections:
+        """Raises NotSupported where the stack offers none."""
+        found: HyperConnections = self.once("hyper", self._opener("hyper"))
+        return found
 
     @property
     def compiler(self) -> Compiler:

@@ -16,6 +16,7 @@ from conformance.faults import (
     graph_attention,
     guard,
     history,
+    hyper,
     jit,
     loader,
     model,
@@ -1544,6 +1545,22 @@ _WRITTEN = (
             ),
             ("blocks-of-32", "half of the activations' scales", "", quant_calls.blocks_of_32),
             ("no-groups", "nothing is told of groups", "", quant_calls.no_groups),
+        )
+    ),
+    *(
+        Fault(f"hyper-{name}", what, tuple(f"attention.hyper.{one}" for one in claims.split()), quant=fault)
+        for name, what, claims, fault in (
+            ("transposed", "new streams sum over the second index", "leave", hyper.transposed),
+            ("post-missing", "the block's output goes in as it is", "leave", hyper.post_missing),
+            ("rows-last", "rows are made to sum to one last", "enter", hyper.rows_last),
+            ("a-round-less", "19 rounds", "enter", hyper.a_round_less),
+            ("no-sinkhorn", "one round", "enter", hyper.no_sinkhorn),
+            ("without-eps", "no eps in the rounds", "enter", hyper.without_eps),
+            ("post-without-two", "post is not doubled", "enter", hyper.post_without_two),
+            ("pre-without-eps", "no eps in pre", "enter head", hyper.pre_without_eps),
+            ("each-stream", "mean squares of each stream", "enter head", hyper.each_stream),
+            ("in-bf16", "mixes are rounded to BF16", "enter head", hyper.in_bf16),
+            ("eps-exchanged", "eps where rms_eps is due", "enter head", hyper.eps_exchanged),
         )
     ),
     Fault(

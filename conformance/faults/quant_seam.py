@@ -1,5 +1,5 @@
 """The seams of the quant layer: any method of a quantiser, of a grouped GEMM (with SwiGLU behind it, too), of a
-linear layer or of a MoE runner may be another."""
+linear layer, of a MoE runner, or of hyper-connections (layer `attention`) may be another."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class QuantFault(NamedTuple):
     swiglu: Mapping[str, Callable[..., Any]] = _NONE
     linear: Mapping[str, Callable[..., Any]] = _NONE
     moe_runner: Mapping[str, Callable[..., Any]] = _NONE
+    hyper: Mapping[str, Callable[..., Any]] = _NONE
 
     def planted(self, part: str, opened: Callable[[], Any]) -> Callable[[], Any]:
         """What opens that part of a stack, with the fault in it."""

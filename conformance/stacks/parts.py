@@ -27,6 +27,7 @@ PARTS = {
     "moe_runner": "offers no MoE runner on quantised weights to",
     "quant_calls": "tells no calls of quantisers and their GEMMs to",
     "attention": "offers no attention kernels to",
+    "hyper": "offers no hyper-connections to",
     "attention_calls": "tells no calls of attention kernels to",
 }
 #: Where a missing part may be had, for those that need another stack.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_engine import ReferenceEngine
     from conformance.stacks.reference_gemm import ReferenceGemm, ReferenceLinear, ReferenceSwiglu
     from conformance.stacks.reference_graphs import ReferenceAttentionGraphs, ReferenceGraphs, ReferenceLayerGraphs
+    from conformance.stacks.reference_hyper import ReferenceHyper
     from conformance.stacks.reference_model import ReferenceModelLoader
     from conformance.stacks.reference_moe import ReferenceMoe
     from conformance.stacks.reference_prepare import ReferencePreparation
@@ -126,6 +127,11 @@ class ReferenceStack:
         from conformance.stacks.reference_attention import ReferenceAttention
 
         return ReferenceAttention(self._heads, self._scales)
+
+    def hyper(self) -> ReferenceHyper:
+        from conformance.stacks.reference_hyper import ReferenceHyper
+
+        return ReferenceHyper()
 
     def graph(self) -> ReferenceGraphs:
         from conformance.stacks.reference_graphs import ReferenceGraphs
