@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from conformance.errors import nearest
+from conformance.needs import lacks
 
 if TYPE_CHECKING:
-    from conformance.context import Context, Target
+    from conformance.context import Context
     from conformance.result import Evidence
     from conformance.stacks.protocols import Stack
+    from conformance.target import Target
 
     Check = Callable[[Stack, Context], Evidence]
 
@@ -43,7 +45,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The layer whose stack is judged, if it is in scope and another than the claim's own: whoever loads weights also
     #: converts them, whichever library's kernels run on them.
     of: str = ""
-    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see Target.lacks.
+    #: What profile, geometry and tensor-parallel size must have for the claim to apply: see needs.lacks.
     needs: tuple[str, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lacking = [field for field in self.needs_geometry if not getattr(geometry, field)]
         if lacking:
             return f"{geometry.name} has no {' and no '.join(lacking)}".replace("_", " ")
-        return next(filter(None, map(target.lacks, self.needs)), "")
+        return next(filter(None, (lacks(target, need) for need in self.needs)), "")
 
     def function(self) -> Check:
         module, _, name = self.check.partition(":")

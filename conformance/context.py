@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from conformance import expected
 from conformance.errors import Blocked, NotSupported, StackError, StackRefused, UnfitShape, one_line
 from conformance.geometry import Geometry
+from conformance.needs import VIRTUAL_TP_MODELS
 from conformance.provenance.boxes import ProvenanceMap
 from conformance.stacks import parts as parts_of_stacks
 from conformance.stacks.parts import Parts
 from conformance.stacks.protocols import (
     SHARDS,
     ExpertsInfo,
-    ExpertsRequest,
     KernelChoice,
     KnownBackends,
     LoadedWeights,
@@ -28,9 +28,9 @@ from conformance.stacks.protocols import (
     PlanOutcome,
     PlanRequest,
     ShardLoader,
-    Vetted,
 )
-from hardware_profiles.compiled import arch, families
+from conformance.target import Combination, Target
+from references import plan
 
 if TYPE_CHECKING:
     from conformance.checkpoint.folder import Files
@@ -51,155 +51,6 @@ if TYPE_CHECKING:
     from conformance.stacks.runner_protocol import MoeRunner
     from conformance.stacks.selection_protocol import Selection
     from conformance.world.ranks import Ranks
-
-
-#: Models that virtual TP is for. Source: TP3 audit, `Exact guards`.
-VIRTUAL_TP_MODELS = ("deepseek_v4",)
-
-
-#: Hidden size of the largest model that is computed in full precision beside an engine.
-LARGEST_REFERENCE = 1024
-
-
-class Combination(NamedTuple):
-    """What a guard is asked about, at the run's geometry and tensor-parallel size. `capability` None: no CUDA."""
-
-    attention: str | None
-    moe: str
-    capability: tuple[int, int] | None
-    expert_parallel: bool = False
-    draft: bool = False
-
-    @property
-    def words(self) -> str:
-        more = [word for word, on in (("expert parallel", self.expert_parallel), ("draft", self.draft)) if on]
-        pair = f"{self.attention or 'default'} attention with {self.moe} MoE on {platform(self.capability)}"
-        return ", ".join([pair, *more])
-
-
-def platform(capability: tuple[int, int] | None) -> str:
-    return "no CUDA" if capability is None else f"{capability[0]}.{capability[1]}"
-
-
-class Target(msgspec.Struct, frozen=True):
-    """What is judged: model, tensor-parallel size, backend pair and the CUDA capability it is meant for."""
-
-    geometry: Geometry
-    tp: int
-    backend: str
-    attention: str | None
-    capability: tuple[int, int] | None
-    #: Kernel roundings that the profile's data knows for this backend, in elements.
-    intermediate_roundings: tuple[int, ...]
-    hidden_roundings: tuple[int, ...]
-    force: bool = False
-    #: Attributes that `--repair` declares on parameters before loading.
-    attributes: dict[str, dict[str, int]] = {}
-    seed: int = 20261129
-    #: Every pair that any profile vets for virtual TP.
-    vetted: tuple[Vetted, ...] = ()
-    #: What the profile's own MoE backend multiplies MXFP4 weights with; None for another backend.
-    arithmetic: str | None = None
-    #: Does the profile list expert parallelism, where nothing needs virtual TP?
-    expert_parallel: bool = False
-    #: Has its MoE backend tactics that could be pinned?
-    tactics: bool = True
-    #: More batch sizes, which take minutes on a CPU.
-    nightly: bool = False
-    #: Layer e2e: the checkpoint that engines serve, the sizes that are compared (empty: the default), a file of limits.
-    model: str = ""
-    sizes: tuple[int, ...] = ()
-    limits: str = ""
-    #: The root URL of a server that is up, and the URL, or the run folder, that it is compared with.
-    endpoint: str = ""
-    against: str = ""
-    #: What the backend's kernel reads: `as loaded`, or the name of a layout; empty where no recipe is known.
-    layout: str = ""
-    #: Faults are planted: the checks are judged, and no machine.
-    planting: bool = False
-    #: Head counts that the profile's attention kernels take; empty: any.
-    head_paddings: tuple[int, ...] = ()
-    #: How the output projection's scales are laid out on this capability, by DeepGEMM's recipe; empty: not known.
-    output_scales: str = ""
-    #: Why nobody in this run's scope chooses MoE kernels; empty where somebody does, or should.
-    choiceless: str = ""
-
-    @property
-    def vetted_here(self) -> list[tuple[str, str]]:
-        """(attention, MoE) pairs vetted on this capability."""
-        return [(attention, moe) for capability, attention, moe in self.vetted if capability == self.capability]
-
-    def lacks(self, need: str) -> str:
-        """Why a claim with this need does not apply to this run, known before it starts; empty if it applies."""
-        g = self.geometry
-        virtual = bool(expected.needs_virtual_tp(g, self.tp))
-        uncut = "expert parallelism cuts no expert" if virtual else "nothing needs virtual TP"
-        reasons = {
-            "capability": "" if self.capability else "the profile has no CUDA capability",
-            "virtual-tp": "" if virtual else f"TP{self.tp} divides {g.name}'s heads, groups and experts",
-            "virtual-tp-model": "" if g.model_type in VIRTUAL_TP_MODELS else f"virtual TP is not for {g.model_type}",
-            "vetted": "" if self.vetted_here else "the profile vets no pair for virtual TP",
-            "drafting": "" if self.capability else "no stack drafts without CUDA (vLLM refuses MTP on CPUs)",
-            "output-scales": ""
-            if self.output_scales
-            else "the profile knows no layout of the output projection's scales",
-            "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
-            "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
-            "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
-            "layout": self._keeps_layout(),
-            "small-model": ""
-            if not self.model or g.hidden_size <= LARGEST_REFERENCE
-            else f"the reference implementation takes hidden sizes up to {LARGEST_REFERENCE}: judge a small checkpoint "
-            "of the same layout beside this one",
-            "choice": self.choiceless,
-            "own-engine": "" if not self.endpoint else "a server that is up shows no block, and keeps its schedule",
-            "attention-sources": self._attention_binary(),
-            "sm90-call": "" if self.backend != "flashinfer_cutedsl" else "SM90 multiplies no NVFP4",
-            "tactics": "" if self.tactics else f"{self.backend} has no tactics that could be pinned",
-            "padded-heads": self._pads_no_head(),
-            "ranks": "" if self.tp > 1 else "one rank",
-            "expert-parallel": ""
-            if self.expert_parallel or expected.needs_virtual_tp(g, self.tp, expert_parallel=True)
-            else f"the profile lists no expert parallelism, and {uncut}",
-        }
-        return reasons[need]
-
-    def _attention_binary(self) -> str:
-        """Why the attention kernels are none that FlashInfer compiles from sources of sparse MLA."""
-        known = families(arch(self.capability)) if self.capability else None
-        if known is None or known.attention is None:
-            return "attention kernels for this capability come as binaries, not as sources to compile"
-        if self.attention != "FLASHINFER_MLA_SPARSE_DSV4":
-            return f"{self.attention} attention is not FlashInfer's sparse MLA"
-        return ""
-
-    def _pads_no_head(self) -> str:
-        heads = expected.axes(self.geometry, self.tp).get("heads")
-        if heads is None:
-            return f"no padding of heads is known for {self.geometry.name}"
-        if heads.original % heads.per_rank or (self.head_paddings and heads.per_rank not in self.head_paddings):
-            return ""
-        return f"{heads.per_rank} heads a rank, beside no virtual ones, and the profile's kernels pad none"
-
-    def _keeps_layout(self) -> str:
-        if self.layout == "as loaded":
-            return f"the backend {self.backend} reads weights as they are loaded"
-        if not self.layout:
-            return f"no recipe is known for the layout that the backend {self.backend} reads"
-        return ""
-
-    def experts_request(self, rank: int, experts: int) -> ExpertsRequest:
-        return ExpertsRequest(
-            self.geometry,
-            self.tp,
-            rank,
-            self.backend,
-            experts,
-            self.capability,
-            self.attention,
-            self.force,
-            self.attributes,
-        )
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -259,8 +110,24 @@ class Context:
 
     @property
     def padded(self) -> bool:
-        """Is virtual TP needed, so that tails must be written? Rounding for a kernel asks for no more than zeros."""
-        return bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+        """Does virtual TP pad, so that tails must be written? Rounding for a kernel asks for no more than zeros, and so
+        does a model that virtual TP is not for."""
+        virtual = bool(expected.needs_virtual_tp(self.geometry, self.target.tp))
+        return virtual and self.geometry.model_type in VIRTUAL_TP_MODELS
+
+    @property
+    def virtual(self) -> bool:
+        """Are heads given out by eights, as virtual TP does it? Where it is needed; and where it is not, by a stack
+        that plans all the same: then both are whole shares (contracts: heads are align_up(ceil(heads / tp), 8))."""
+        g, tp = self.geometry, self.target.tp
+        if expected.needs_virtual_tp(g, tp):
+            return True
+        if not g.output_groups or g.attention_heads // tp % plan.HEAD_ALIGNMENT == 0:
+            return False  # no difference
+        try:
+            return self.plan().padding == "planned"
+        except StackError:
+            return False
 
     @property
     def virtual_beside_experts(self) -> bool:

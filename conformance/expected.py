@@ -10,12 +10,15 @@ from conformance.stacks.protocols import SHARDS, Axis, ParameterInfo
 from references import plan, shards
 
 
-def axes(geometry: Geometry, tp: int) -> dict[str, Axis]:
-    """The due plan: heads and groups only for grouped output projections, shared only with shared experts."""
+def axes(geometry: Geometry, tp: int, virtual: bool | None = None) -> dict[str, Axis]:
+    """The due plan: heads and groups only for grouped output projections, shared only with shared experts.
+
+    `virtual`: are heads given out as virtual TP does it? By default where it is needed.
+    """
     g = geometry
     due = {"routed": (g.intermediate, plan.routed_intermediate(g.intermediate, tp))}
     if g.output_groups:
-        virtual = bool(needs_virtual_tp(g, tp))
+        virtual = bool(needs_virtual_tp(g, tp)) if virtual is None else virtual
         due["heads"] = (g.attention_heads, plan.attention_heads(g.attention_heads, tp, virtual))
         due["groups"] = (g.output_groups, plan.output_groups(g.output_groups, g.attention_heads, tp, virtual))
     if g.shared_experts:

@@ -19,6 +19,8 @@ from references.bound import FP32, Bounded, ulp
 #: exp2 on GPUs: 2 units of the last place of FP32. Source: CUDA Programming Guide, `ex2.approx.ftz.f32`.
 EXP = 2.0**-22
 BF16 = 2.0**-8
+#: What FP32 may lose below its least normal number, 2^-126, of weights and outputs, a few times over.
+FLUSHED = 2.0**-120
 #: Unit of accumulation where E4M3 is multiplied: SM90's tensor cores keep 14 bits, FP32 takes over every 128 products.
 E4M3_SUM = 2.0**-13
 
@@ -49,9 +51,10 @@ def _part(part: Part, size: torch.Tensor, sinks: torch.Tensor, keys: int, probab
         rounded = (2 * BF16 * p).square() / 12
         of_weights = torch.maximum(rounded @ v.square(), _spread(rounded, v, o))
     of_sums = FP32**2 * keys * (p.square() @ v.square())
-    variance = of_scores + of_weights + of_sums
+    flushed = FLUSHED * (1 + v.abs().amax(1)[:, None] * v.shape[1])
+    variance = of_scores + of_weights + of_sums + flushed.square()
     weight = BF16 if probabilities == "bfloat16" else 2 * EXP
-    worst = 2 * (weight + noise.amax(2, keepdim=True).sqrt() * keys**0.5) * (p @ v.abs() + o.abs())
+    worst = 2 * (weight + noise.amax(2, keepdim=True).sqrt() * keys**0.5) * (p @ v.abs() + o.abs()) + 8 * flushed
     reach = o.abs() + 8 * variance.sqrt()
     return Bounded(o, variance + ulp(reach).square() / 12, torch.zeros_like(o), worst + ulp(o.abs() + worst) / 2)
 

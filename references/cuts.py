@@ -38,8 +38,9 @@ class Cut(NamedTuple):
     unit: int
 
 
-def cut(config: dict[str, Any], tp: int, rank: int, kind: str, dtype: str) -> Cut | None:
+def cut(config: dict[str, Any], tp: int, rank: int, kind: str, dtype: str, virtual: bool | None = None) -> Cut | None:
     """The rank's part of a tensor of that kind (`layers.*.attn.wq_b.scale`); None where every rank holds it whole.
+    `virtual`: are heads given out as virtual TP does it? By default where it is needed.
 
     Raises ValueError where a rank's boundary falls inside a stored unit, or no plan exists.
     """
@@ -47,7 +48,7 @@ def cut(config: dict[str, Any], tp: int, rank: int, kind: str, dtype: str) -> Cu
     if found is None:
         return None
     axis, planned = found
-    size, share = axis_elements(config, tp, planned)
+    size, share = axis_elements(config, tp, planned, virtual)
     unit = elements(kind, dtype, axis)
     first, last = min(rank * share, size), min((rank + 1) * share, size)
     for what, element in (("begins", first), ("ends", last), ("is", share)):
@@ -75,11 +76,12 @@ def elements(kind: str, dtype: str, axis: int) -> int:
     return 2 if routed_fp4 and axis == 1 else 1
 
 
-def axis_elements(config: dict[str, Any], tp: int, planned: str) -> tuple[int, int]:
+def axis_elements(config: dict[str, Any], tp: int, planned: str, virtual: bool | None = None) -> tuple[int, int]:
     """(elements in the checkpoint, elements of one rank) of a planned axis, counted in a weight's rows or columns."""
     heads, groups = config["num_attention_heads"], config["o_groups"]
     intermediate = config["moe_intermediate_size"]
-    virtual = bool(plan.unshared(heads, groups, intermediate, tp))
+    if virtual is None:
+        virtual = bool(plan.unshared(heads, groups, intermediate, tp))
     if planned == "heads":
         return heads, plan.attention_heads(heads, tp, virtual).per_rank
     if planned == "queries":

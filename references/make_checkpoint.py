@@ -97,16 +97,42 @@ UNEVEN: dict[str, Any] = EVEN | {
     "moe_intermediate_size": 256,
 }
 #: The gate of layer e2e: every layer routed by token id, since a learned router's near-ties make long tails, and a
-#: SwiGLU limit that bites (activations here stay under 10).
+#: SwiGLU limit that bites (activations here stay under 10). Trained, as it were, on 4,096 positions: a stack's table of
+#: rotations has 16 times that, and a gibibyte of them in all ranks at the published 65,536.
 E2E: dict[str, Any] = EVEN | {
     "compress_ratios": [0, 4, 128, 4],
     "num_hash_layers": 4,
     "num_nextn_predict_layers": 0,
+    "rope_scaling": EVEN["rope_scaling"] | {"original_max_position_embeddings": 4096},
     "swiglu_limit": 1.0,
 }
 #: Beside it, with looser limits: half of its layers routed by learned scores.
 LEARNED: dict[str, Any] = E2E | {"num_hash_layers": 2}
-PRESETS = {"even": EVEN, "uneven": UNEVEN, "e2e": E2E, "learned": LEARNED}
+#: Two layers and a draft layer, written by `write(..., drafting=True)`: a draft that is often right.
+DRAFTING: dict[str, Any] = E2E | {
+    "num_hidden_layers": 2,
+    "compress_ratios": [4, 0, 0],
+    "num_hash_layers": 1,
+    "num_nextn_predict_layers": 1,
+}
+#: What GPU kernels take: vLLM 0.33's router 16 experts and not 12, DeepGEMM's indexer 64 heads; widths of 1,024.
+_ON_GPUS: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_attention_heads": 12,
+    "q_lora_rank": 512,
+    "o_lora_rank": 256,
+    "index_n_heads": 64,
+    "n_routed_experts": 16,
+}
+PRESETS = {
+    "even": EVEN,
+    "uneven": UNEVEN,
+    "e2e": E2E,
+    "learned": LEARNED,
+    "drafting": DRAFTING,
+    "e2e-gpu": E2E | _ON_GPUS,
+    "drafting-gpu": DRAFTING | _ON_GPUS,
+}
 
 _TORCH = {"BF16": torch.bfloat16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
 _MEAN = {"norm.weight": 1.0, "_scale": 1.0}
@@ -127,10 +153,11 @@ _EXPONENT = 127  # of E8M0: the byte that means 1
 _E2M1_SPREAD = 2.93  # root mean square of the 16 codes, all equally likely
 
 
-def write(folder: Path, config: dict[str, Any] = EVEN, seed: int = 0, files: int = 1) -> None:
+def write(folder: Path, config: dict[str, Any] = EVEN, seed: int = 0, files: int = 1, drafting: bool = False) -> None:
     """Write config.json, the index and `files` .safetensors files of about equal size into a new or empty folder.
 
-    Peak memory is one file's bytes. Raises ValueError for a config without such a layout, FileExistsError.
+    `drafting`: with a draft layer that is near the target (see `drafted`). Peak memory is one file's bytes. Raises
+    ValueError for a config without such a layout, FileExistsError.
     """
     due = checkpoint.tensors(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +168,7 @@ def write(folder: Path, config: dict[str, Any] = EVEN, seed: int = 0, files: int
     total = 0
     for number, part in enumerate(parts, 1):
         file = "model.safetensors" if files == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        made = {name: tensor(name, due[name], config, seed) for name in part}
+        made = {name: (drafted if drafting else tensor)(name, due[name], config, seed) for name in part}
         save_file(made, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
         total += sum(t.numel() * t.element_size() for t in made.values())
@@ -171,6 +198,34 @@ def tensor(name: str, due: checkpoint.Tensor, config: dict[str, Any], seed: int)
     if name == "head.weight":
         spread *= _HEAD_GAIN
     return _normal(codes, mean, spread).to(_TORCH[due.dtype])
+
+
+def drafted(name: str, due: checkpoint.Tensor, config: dict[str, Any], seed: int) -> torch.Tensor:
+    """As `tensor`, of a model whose draft layer is the last layer once more, with the next token's embedding as its
+    input, and whose earlier layers, and the target's streams in the draft, count for a sixteenth. A random draft would
+    be right as often as a guess, and a wrong one no less often."""
+    last = config["num_hidden_layers"] - 1
+    part = name.removeprefix("mtp.0.")
+    if part == name:
+        made = tensor(name, due, config, seed)
+        early = name.startswith("layers.") and not name.startswith(f"layers.{last}.")
+        return _quieter(made) if early and name.endswith(("wo_b.scale", "w2.scale")) else made
+    if part in ("enorm.weight", "hnorm.weight"):
+        return torch.ones(due.shape, dtype=_TORCH[due.dtype])
+    if part == "e_proj.weight":
+        return torch.eye(due.shape[0]).to(torch.float8_e4m3fn)
+    if part == "e_proj.scale":
+        return torch.full(due.shape, _EXPONENT, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    if part.startswith("h_proj"):
+        made = tensor(name, due, config, seed)
+        return _quieter(made) if part.endswith(".scale") else made
+    own = part in ("norm.weight", "hc_head_fn", "hc_head_base", "hc_head_scale")
+    return tensor(part if own else f"layers.{last}.{part}", due, config, seed)
+
+
+def _quieter(scale: torch.Tensor) -> torch.Tensor:
+    """E8M0 scales, four powers of two less."""
+    return (scale.view(torch.uint8) - 4).view(scale.dtype)
 
 
 def _level(packed: bool, shape: tuple[int, ...]) -> float:
@@ -218,7 +273,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1)
     given = parser.parse_args()
     try:
-        write(given.folder, PRESETS[given.preset] | json.loads(given.set), given.seed, given.files)
+        config = PRESETS[given.preset] | json.loads(given.set)
+        write(given.folder, config, given.seed, given.files, drafting=given.preset.startswith("drafting"))
     except (OSError, ValueError) as error:
         sys.exit(f"make_checkpoint: {error}")
 

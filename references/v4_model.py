@@ -34,12 +34,21 @@ class Model:
     @torch.no_grad()
     def log_probabilities(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens (S,) -> (S, vocabulary): row i is about token i + 1."""
-        w, c = self.w, self.config
-        streams = self._embedded(tokens)
-        for _, after in self._blocks(tokens, streams):
-            streams = after
-        x = head(streams, w("hc_head_fn"), w("hc_head_scale"), w("hc_head_base"), c["rms_norm_eps"], c["hc_eps"])
-        return torch.log_softmax(rms_norm(x, w("norm"), c["rms_norm_eps"]) @ w("head").T, -1)
+        return self.read(self.streams(tokens))
+
+    @torch.no_grad()
+    def streams(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens (S,) -> (S, n, H): the residual streams after the last layer."""
+        *_, (_, last) = self._blocks(tokens, self._embedded(tokens))
+        return last
+
+    @torch.no_grad()
+    def read(self, streams: torch.Tensor, prefix: str = "") -> torch.Tensor:
+        """Streams (S, n, H) -> log-probabilities (S, vocabulary); `prefix`: whose norm and collapse (`mtp.0.`)."""
+        w, eps = self.w, self.config["rms_norm_eps"]
+        fn, scale, base = (w(f"{prefix}hc_head_{name}") for name in ("fn", "scale", "base"))
+        x = head(streams, fn, scale, base, eps, self.config["hc_eps"])
+        return torch.log_softmax(rms_norm(x, w(f"{prefix}norm"), eps) @ w("head").T, -1)
 
     @torch.no_grad()
     def steps(self, tokens: torch.Tensor) -> Iterator[Step]:
@@ -49,27 +58,35 @@ class Model:
 
     @torch.no_grad()
     def block(self, module: str, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """One block alone on a given normed input x (S, H): `layers.2.attn`, `layers.2.ffn`."""
-        layer, kind = int(module.split(".")[1]), module.rpartition(".")[2]
+        """One block alone on a given normed input x (S, H): `layers.2.attn`, `layers.2.ffn`, `mtp.0.attn`."""
+        where, number, kind = module.split(".")
         x = x.to(self.w.dtype)
         if kind == "attn":
-            return attention(self.w, module, self.config["compress_ratios"][layer], x)
+            before = self.config["num_hidden_layers"] if where == "mtp" else 0
+            return attention(self.w, module, self.config["compress_ratios"][before + int(number)], x)
         return self._ffn(module, x, tokens)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.w("embed")[tokens][:, None].repeat(1, self.config["hc_mult"], 1)
 
     def _blocks(self, tokens: torch.Tensor, streams: torch.Tensor) -> Iterator[tuple[Step, torch.Tensor]]:
+        for layer in range(self.config["num_hidden_layers"]):
+            for step, after in self.layer(f"layers.{layer}", tokens, streams):
+                yield step, after
+            streams = after
+
+    @torch.no_grad()
+    def layer(self, layer: str, tokens: torch.Tensor, streams: torch.Tensor) -> Iterator[tuple[Step, torch.Tensor]]:
+        """Each block of `layers.2` or `mtp.0`, and the streams (S, n, H) after it."""
         w, c = self.w, self.config
-        for layer in range(c["num_hidden_layers"]):
-            for kind in ("attn", "ffn"):
-                name = f"layers.{layer}.hc_{kind}"
-                parameters = w(f"{name}_fn"), w(f"{name}_scale"), w(f"{name}_base")
-                mixed = enter(streams, *parameters, c["rms_norm_eps"], c["hc_eps"], c["hc_sinkhorn_iters"])
-                x = rms_norm(mixed.x, w(f"layers.{layer}.{kind}_norm"), c["rms_norm_eps"])
-                y = self.block(f"layers.{layer}.{kind}", x, tokens)
-                streams = leave(y, streams, mixed)
-                yield Step(f"layers.{layer}.{kind}", x, y), streams
+        for kind in ("attn", "ffn"):
+            name = f"{layer}.hc_{kind}"
+            parameters = w(f"{name}_fn"), w(f"{name}_scale"), w(f"{name}_base")
+            mixed = enter(streams, *parameters, c["rms_norm_eps"], c["hc_eps"], c["hc_sinkhorn_iters"])
+            x = rms_norm(mixed.x, w(f"{layer}.{kind}_norm"), c["rms_norm_eps"])
+            y = self.block(f"{layer}.{kind}", x, tokens)
+            streams = leave(y, streams, mixed)
+            yield Step(f"{layer}.{kind}", x, y), streams
 
     def _ffn(self, module: str, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Routed experts by token id or by learned scores, and the shared expert."""

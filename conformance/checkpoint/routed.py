@@ -1,19 +1,23 @@
 """Routed experts from the files: each loaded on every rank, read back, and compared with the file's own bytes.
 
-One slot of one layer serves all experts in turn: which slot an expert lands in is another claim's subject. So memory is
-one expert's, however large the files are.
+One slot of one layer serves all experts in turn: which slot an expert lands in is another claim's subject. The files
+are mapped a window at a time. So memory is bounded, however large they are.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.checkpoint.folder import Files
 from conformance.checkpoint.header import Entry
-from conformance.checkpoint.reader import Reader
+from conformance.checkpoint.mapped import Mapped
 from conformance.context import Context, due_map
 from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.provenance import fingerprint
@@ -24,10 +28,14 @@ if TYPE_CHECKING:
     import torch
 
 _EXPERT = re.compile(r"((?:layers|mtp)\.\d+)\.ffn\.experts\.(\d+)\.(w[123])\.(weight|scale)")
+_TENSORS = 6
 _DTYPES = {"weight": "I8", "scale": "F8_E8M0"}
-_ALIGNMENT = 64
 #: A byte pattern that no expert leaves behind everywhere: what was in the slot before the first one.
 _BEFORE = 0xA5
+#: Experts that every rank loads before the next ones are mapped, and ranks that do so at the same time: while one waits
+#: for the stack's process, another compares.
+_ROUND = 8
+_THREADS = 4
 
 Expert = tuple[str, int]
 #: (shard, weight or scale): w1's scales are ("w1", "scale").
@@ -78,20 +86,18 @@ def verify(context: Context, most_wrong: int = 16) -> Verified:
     nbytes = 0
     wrong: list[Wrong] = []
     with ExitStack() as stack:
-        reader = Reader(Path(context.files.folder))
-        stack.callback(reader.close)
         ranks = [stack.enter_context(_Rank(context, rank)) for rank in context.ranks]
-        room = max(map(_room, todo.values()))
-        buffer = ranks[0].layer.allocate(room)
-        # One parameter at a time, so that it is still in the cache when the ranks come to it.
-        for parameter, parts in ((parameter, parts) for parts in todo.values() for parameter in SHARDS):
-            sources = _sources(parameter, parts, buffer, reader)
-            for one in ranks:
-                wrong += one.differences(parameter, sources)
-            names += [source.name for source in sources.values()]
-            nbytes += sum(source.data.numel() for source in sources.values())
-            if len(wrong) >= most_wrong:
-                break
+        mapped = Mapped(Path(context.files.folder), ranks[0].layer, windows=_ROUND * _TENSORS)
+        stack.callback(mapped.close)
+        pool = stack.enter_context(ThreadPoolExecutor(min(len(ranks), _THREADS)))
+        rest = iter(todo.values())
+        while len(wrong) < most_wrong and (some := list(islice(rest, _ROUND))):
+            sources = [_sources(parts, mapped) for parts in some]
+            by_rank = list(pool.map(partial(_Rank.differences, of=sources), ranks))
+            wrong += [one for of_expert in zip(*by_rank, strict=True) for found in of_expert for one in found]
+            held = [source for expert in sources for shards in expert.values() for source in shards.values()]
+            names += [source.name for source in held]
+            nbytes += sum(source.data.numel() for source in held)
     return Verified(names, nbytes, wrong)
 
 
@@ -101,18 +107,20 @@ class _Source(NamedTuple):
     data: torch.Tensor
 
 
-def _sources(
-    parameter: str, parts: dict[Part, tuple[str, Entry]], buffer: torch.Tensor, reader: Reader
-) -> dict[str, _Source]:
-    """What the files have of one parameter, by shard, read into the buffer."""
-    found, at = {}, 0
-    for shard in SHARDS[parameter]:
-        if (part := (shard, "scale" if parameter.endswith("_scale") else "weight")) in parts:
-            name, entry = parts[part]
-            flat = buffer[at : at + entry.stop - entry.start]
-            reader.into(flat, name, entry)
-            found[shard] = _Source(name, entry, flat.view(entry.shape))
-            at += _aligned(entry)
+#: {parameter: {shard: source}} of one expert.
+_Sources = dict[str, dict[str, _Source]]
+
+
+def _sources(parts: dict[Part, tuple[str, Entry]], mapped: Mapped) -> _Sources:
+    """What the files have of one expert."""
+    found: _Sources = {}
+    for parameter, shards in SHARDS.items():
+        kind = "scale" if parameter.endswith("_scale") else "weight"
+        there = {shard: parts[shard, kind] for shard in shards if (shard, kind) in parts}
+        found[parameter] = {
+            shard: _Source(name, entry, mapped.view(name, entry).view(entry.shape))
+            for shard, (name, entry) in there.items()
+        }
     return found
 
 
@@ -142,20 +150,31 @@ class _Rank:
     def __exit__(self, *raised: object) -> None:
         self.layer.close()
 
-    def differences(self, parameter: str, sources: dict[str, _Source]) -> list[Wrong]:
-        """Load one expert's tensors of one parameter and compare what is due of each here."""
-        for shard, source in sources.items():
-            self.layer.load(parameter, shard, 0, source.data)
-        due = self._due[parameter]
-        data = fingerprint.checked(self.layer.read(parameter, 0), due)
-        found = []
-        for box in due.boxes:
-            if box.state is not State.SOURCE or box.origin is None or box.origin.shard not in sources:
-                continue
-            have = data[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
-            if one := self._compare(parameter, box, box.origin, have, sources[box.origin.shard]):
-                found.append(one)
-        return found
+    def differences(self, of: list[_Sources]) -> list[list[Wrong]]:
+        """Load expert after expert and compare what is due of each here."""
+        return [list(self._differences(sources)) for sources in of]
+
+    def _differences(self, sources: _Sources) -> Iterator[Wrong]:
+        for parameter, read in self._loaded(sources):
+            due = self._due[parameter]
+            data = fingerprint.checked(read, due)
+            for box in due.boxes:
+                if box.state is not State.SOURCE or box.origin is None or box.origin.shard not in sources[parameter]:
+                    continue
+                have = data[box.rows.start : box.rows.stop, box.cols.start : box.cols.stop]
+                if wrong := self._compare(parameter, box, box.origin, have, sources[parameter][box.origin.shard]):
+                    yield wrong
+
+    def _loaded(self, sources: _Sources) -> Iterator[tuple[str, torch.Tensor]]:
+        """What each parameter holds after loading one expert."""
+        given = {name: {shard: source.data for shard, source in shards.items()} for name, shards in sources.items()}
+        if load_all := getattr(self.layer, "load_all", None):
+            yield from load_all(given).items()
+            return
+        for parameter, shards in given.items():
+            for shard, data in shards.items():
+                self.layer.load(parameter, shard, 0, data)
+            yield parameter, self.layer.read(parameter, 0)
 
     def _compare(self, parameter: str, box: Box, origin: Origin, have: torch.Tensor, source: _Source) -> Wrong | None:
         want = source.data[origin.row : origin.row + len(box.rows), origin.col : origin.col + len(box.cols)]
@@ -177,17 +196,3 @@ class _Rank:
             col=box.cols.start + col,
             differing=len(other),
         )
-
-
-def _room(parts: dict[Part, tuple[str, Entry]]) -> int:
-    """Bytes that the largest parameter's sources take."""
-    sizes = {(shard, kind): _aligned(entry) for (shard, kind), (_, entry) in parts.items()}
-    return max(
-        sum(size for (shard, what), size in sizes.items() if what == kind and shard in shards)
-        for kind in _DTYPES
-        for shards in SHARDS.values()
-    )
-
-
-def _aligned(entry: Entry) -> int:
-    return -(-(entry.stop - entry.start) // _ALIGNMENT) * _ALIGNMENT

@@ -16,7 +16,7 @@ def fuzz(
     stack: Annotated[str, typer.Option(help="Stack whose loader is judged.")] = "reference",
     profile: Annotated[str, typer.Option(help="dev (under 30 s, the same examples each time) or nightly.")] = "dev",
     examples: Annotated[int | None, typer.Option(help="Draw this many, however long it takes.")] = None,
-    tp: Annotated[str | None, typer.Option(help="Only this tensor-parallel size; default: 1 to 4.")] = None,
+    tp: Annotated[str | None, typer.Option(help="Only this tensor-parallel size; default: 1 to 16.")] = None,
     backend: Annotated[str | None, typer.Option(help="MoE backends, comma-separated; default: cpu.")] = None,
     vllm_python: options.VllmPython = None,
     vllm_source: options.VllmSource = None,
@@ -65,7 +65,7 @@ def fuzz(
 
 def _sizes(text: str | None) -> range:
     if text is None:
-        return range(1, 5)
+        return range(1, 17)
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:3]) <= 64 or len(text) > 2:
         raise UsageError(f"--tp is {short(text)}; a whole number from 1 to 64 was due")
     return range(int(text), int(text) + 1)

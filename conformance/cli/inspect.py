@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -27,7 +28,7 @@ def explain(claim: Annotated[str, typer.Argument(help="Claim id, such as loader.
         typer.echo(f"  needs     {' '.join(f'--{option}' for option in found.needs_option)}")
     if found.needs:
         typer.echo(f"  applies   to runs with {', '.join(found.needs).replace('-', ' ')}")
-    if found.check and (doc := found.function().__doc__):
+    if found.check and (doc := inspect.getdoc(found.function())):
         typer.echo(f"  how       {' '.join(doc.split())}")
     for fault in FAULTS.values():
         if claim in fault.claims:

@@ -1,8 +1,9 @@
 """Writes limits from records of clean engines: every pair of sizes, batched against alone, each against full precision.
 
-    python -m conformance.e2e.calibrate MODEL_DIR RECORDS [MODEL_DIR RECORDS ...] --device CPU --for DIR
+    python -m conformance.e2e.calibrate MODEL_DIR RECORDS [MODEL_DIR RECORDS ...] --loader RUN --device CPU --for DIR
 
-RECORDS is the folder `e2e` of a gate's run on a stack whose loader claims pass; the values are measured, not chosen.
+RECORDS is the folder `e2e` of a gate's run; the values are measured, not chosen. `--loader`: a run of layer `loader` at
+each size above 1, of the same stack, in which all claims of the group that `e2e.parity` needs have passed.
 `--for`: checkpoints that the limits hold for as well (a twin whose only difference is a limit that does not bite).
 """
 
@@ -13,13 +14,16 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from conformance import catalogue
 from conformance.e2e import distance, limits
 from conformance.e2e.prompts import RECIPE, prompts
 from conformance.e2e.record import Record, load
 from conformance.errors import UsageError
+from conformance.result import Status
 from references.v4_model import Model
 
 
@@ -33,6 +37,12 @@ class Largest:
         known = self.values.setdefault(what, {})
         for name, value in values.items():
             known[name] = max(known.get(name, 0.0), value)
+
+    def pool_gaps(self, *kinds: str) -> None:
+        """Partings are rare, and all of them are ties that rounding decides: one largest gap for all kinds of pairs."""
+        most = max(self.values.get(what, {}).get("gap", 0.0) for what in kinds)
+        for what in kinds:
+            self.add(what, gap=most)
 
     def spread(self, what: str, spread: distance.Spread, gaps: list[float] | None = None) -> None:
         self.add(what, p99=spread.p99, max=spread.max)
@@ -69,16 +79,51 @@ def add_model(found: Largest, folder: Path, records: list[Record]) -> list[str]:
     return pairs
 
 
-def text(found: Largest, about: list[Record], device: str, models: list[str], pairs: list[str]) -> str:
+def proved(runs: list[Path], about: list[Record]) -> list[str]:
+    """What these runs prove of the loader, in words. Raises UsageError where that is not enough to call the records
+    clean."""
+    (group,) = catalogue.dependencies()["e2e.parity"]
+    due = sum(claim.group == group for claim in catalogue.claims().values())
+    stack, version = about[0].about.stack, about[0].about.version
+    found: dict[int, str] = {}
+    for run in runs:
+        verdict, manifest = (_json(run / name) for name in ("verdict.json", "manifest.json"))
+        passed = sum(c["group"] == group and c["status"] == Status.PASS for c in verdict["claims"])
+        of = (manifest["stacks"].get(stack) or {}).get("version")
+        if of != version or passed < due:
+            raise UsageError(
+                f"--loader {run}: {passed} of {due} claims of {group} pass, of {stack} {of}; all of them, of {stack} "
+                f"{version}, were due before anything is called clean"
+            )
+        found[verdict["tp"]] = f"TP{verdict['tp']}: {passed} claims of {group} pass"
+    lacking = sorted({r.about.tp for r in about if r.about.tp > 1} - set(found))
+    if lacking:
+        raise UsageError(f"no --loader RUN at TP{', TP'.join(map(str, lacking))}")
+    return [found[tp] for tp in sorted(found)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--loader {path.parent}: no run of a gate: {error}") from None
+    return told
+
+
+def text(
+    found: Largest, about: list[Record], device: str, models: list[str], pairs: list[str], loader: list[str]
+) -> str:
     """One `[[limits]]` of TOML. Raises UsageError where a record is not finite: that stack is not clean."""
     if any(value != value for values in found.values.values() for value in values.values()):
         raise UsageError("a clean record holds NaN: nothing can be calibrated on it")
     first = about[0].about
+    found.pool_gaps("parity", "schedule")
     lines = ["[[limits]]", f'stack = "{first.stack}"', f'version = "{first.version}"', f'device = "{device}"']
     lines += [
         f"recipe = {RECIPE}",
         f"models = {json.dumps(models, indent=4)}",
         f"pairs = {json.dumps(pairs, indent=4)}",
+        f"loader = {json.dumps(loader, indent=4)}",
     ]
     for what, values in found.values.items():
         inner = ", ".join(f"{name} = {value:.4f}" for name, value in values.items())
@@ -90,6 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Calibrate limits of layer e2e on clean records.")
     parser.add_argument("folders", nargs="+", type=Path, help="MODEL_DIR RECORDS, as often as you like")
     parser.add_argument("--device", required=True)
+    parser.add_argument("--loader", action="append", type=Path, default=[], help="RUN of layer loader, one a size")
     parser.add_argument("--for", dest="twins", action="append", type=Path, default=[])
     given = parser.parse_args()
     found, every, pairs = Largest(), [], []
@@ -101,7 +147,7 @@ def main() -> None:
             pairs += add_model(found, folder, records)
             every += records
         models = list(dict.fromkeys([r.about.model for r in every] + [limits.digest(twin) for twin in given.twins]))
-        print(text(found, every, given.device, models, pairs))
+        print(text(found, every, given.device, models, pairs, proved(given.loader, every)))
     except UsageError as error:
         sys.exit(f"calibrate: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, NamedTuple
 
-from conformance.errors import one_line, short
+from conformance.e2e.prompts import TOP
+from conformance.errors import StackTimeout, one_line, short
 
 _SECONDS = 120.0
+#: Prompts that are sent by more clients than `_FEW` at a time: short ones, so that all fit into a server's cache.
+_FEW, _SHORTEST = 8, 3
 
 
 class Reply(NamedTuple):
-    """What came back. `tokens`, `values` (log-probabilities, None where JSON had null), `finish`, `usage` of a 200;
-    `error` is what the server says went wrong. Status 0: no HTTP answer at all, `error` says why."""
+    """What came back. `tokens`, `values` (log-probabilities, None where JSON had null), `steps` (token -> the same, of
+    the likeliest at each step), `finish`, `usage` of a 200; `error` is what the server says went wrong. Status 0: no
+    HTTP answer at all, `error` says why."""
 
     status: int
     tokens: Sequence[int] = ()
@@ -25,17 +30,36 @@ class Reply(NamedTuple):
     finish: str = ""
     usage: dict[str, Any] | None = None
     error: str = ""
+    steps: Sequence[Mapping[int, float]] = ()
 
 
 class Told(NamedTuple):
-    """Everything that was asked of one server. `bad`: what was wrong about a request -> the reply."""
+    """Everything that was asked of one server. `loads`: requests at a time -> the replies, to `alone`'s prompts in
+    turn, or to the first of them (see `turns`). `bad`: what was wrong about a request -> the reply."""
 
     alone: list[Reply]
     again: list[Reply]
-    together: list[Reply]
+    loads: dict[int, list[Reply]]
     bad: dict[str, Reply]
     health: int
     metrics: int  #: lines of it
+
+
+def turns(at_once: int, prompts: int) -> list[int]:
+    """The number of the prompt that each request of a load sends: as many requests as there are at a time, and at least
+    each prompt twice."""
+    some = prompts if at_once <= _FEW else min(_SHORTEST, prompts)
+    return [n % some for n in range(max(at_once, 2 * prompts))]
+
+
+def likeliest(step: Mapping[str, Any] | None) -> dict[int, float]:
+    """`{"token_id:17": -0.5}` of one step as {17: -0.5}; JSON has no NaN: null is one. Raises ValueError for tokens
+    that are told as text, which two may share."""
+    return {int(key.rpartition(":")[2]): _number(value) for key, value in (step or {}).items()}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 class Client:
@@ -43,17 +67,32 @@ class Client:
         self._url, self._model = url.rstrip("/"), model
 
     def everything(
-        self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int, rounds: int, overlong: int
+        self, prompts: Sequence[Sequence[int]], tokens: int, loads: Sequence[int], seconds: float, overlong: int
     ) -> Told:
-        """Prompts alone, the first two again, then `rounds` times all of them, `at_once` at a time; `overlong`: more
-        tokens than the server can take."""
+        """Prompts alone, the first two again, and under each of `loads`; `overlong`: more tokens than the server can
+        take. Raises StackTimeout where a load takes longer than `seconds`."""
         alone = [self.complete(p, tokens) for p in prompts]
         again = [self.complete(p, tokens) for p in prompts[:2]]
-        with ThreadPoolExecutor(at_once) as pool:
-            together = list(pool.map(lambda p: self.complete(p, tokens), list(prompts) * rounds))
+        loaded = {at_once: self._loaded(prompts, tokens, at_once, seconds) for at_once in loads}
         return Told(
-            alone, again, together, self._bad(prompts[0], overlong), self._status("/health"), self._lines("/metrics")
+            alone, again, loaded, self._bad(prompts[0], overlong), self._status("/health"), self._lines("/metrics")
         )
+
+    def _loaded(self, prompts: Sequence[Sequence[int]], tokens: int, at_once: int, seconds: float) -> list[Reply]:
+        until = time.monotonic() + seconds
+        numbers = turns(at_once, len(prompts))
+
+        def complete(number: int) -> Reply | None:
+            return self.complete(prompts[number], tokens) if time.monotonic() < until else None
+
+        with ThreadPoolExecutor(at_once) as pool:
+            replies = list(pool.map(complete, numbers))
+        answered = [reply for reply in replies if reply is not None]
+        if len(answered) < len(numbers):
+            raise StackTimeout(
+                f"{len(answered)} of {len(numbers)} requests, {at_once} at a time, were sent within {seconds:g} s"
+            )
+        return answered
 
     def complete(self, prompt: Sequence[int], tokens: int, /, **changes: Any) -> Reply:
         status, body = self._completion(prompt, tokens, changes)
@@ -63,9 +102,9 @@ class Client:
                 return Reply(status, error=str((told.get("error") or {}).get("message", ""))[:200])
             choice = told["choices"][0] if told.get("choices") else {}
             values = (choice.get("logprobs") or {}).get("token_logprobs") or []
-            return Reply(
-                status, choice.get("token_ids") or [], values, str(choice.get("finish_reason")), told.get("usage") or {}
-            )
+            steps = [likeliest(step) for step in (choice.get("logprobs") or {}).get("top_logprobs") or []]
+            ids, finish = choice.get("token_ids") or [], str(choice.get("finish_reason"))
+            return Reply(status, ids, values, finish, told.get("usage") or {}, steps=steps)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
             return Reply(status, error=f"no completion in the body: {type(error).__name__}: {error}")
 
@@ -80,7 +119,7 @@ class Client:
 
     def _completion(self, prompt: Sequence[int], tokens: int, changes: Mapping[str, Any]) -> tuple[int, str]:
         """Greedy, exactly `tokens`."""
-        asked = {"model": self._model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "logprobs": 1}
+        asked = {"model": self._model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "logprobs": TOP}
         asked |= {"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
         headers = {"Content-Type": "application/json"}
         body = json.dumps({**asked, **changes}).encode()

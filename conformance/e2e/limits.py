@@ -40,7 +40,7 @@ class Clean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`parity`: between sizes, `long` the same for the long prompt alone; `reference`: against full precision;
     `schedule`: batched against alone, chunked against whole. `blocks`: relative error of one block's output against
-    full precision, by kind.
+    full precision, by kind. `loader`: what was proved of the stack's loader before its differences were called clean.
     """
 
     stack: str
@@ -49,12 +49,18 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipe: int
     models: list[str]
     pairs: list[str]
+    loader: list[str]
     parity: Clean
     long: Clean
     reference: Clean
     schedule: Clean
     blocks: dict[str, float]
     note: str = ""
+
+    @property
+    def words(self) -> str:
+        """Where they come from."""
+        return f"limits of {self.stack} {self.version} on {self.device}, from {len(self.pairs)} kinds of clean pairs"
 
     def block(self, module: str) -> float:
         """The largest relative error that a block may have: `layers.0.attn`, `layers.0.ffn`."""

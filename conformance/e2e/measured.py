@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from conformance.context import LARGEST_REFERENCE
 from conformance.e2e import limits
 from conformance.e2e.client import Client, Told
+from conformance.e2e.limits import Limits
 from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
 from conformance.e2e.record import About, Record, load
 from conformance.e2e.replies import SERVING, spoilt
 from conformance.errors import NotSupported, StackError, StackRefused, UsageError
-from conformance.stacks.engine_protocol import Answer, Engine, EngineRequest, EngineSession
+from conformance.needs import LARGEST_REFERENCE
+from conformance.stacks.engine_protocol import Answer, Drafts, Engine, EngineRequest, EngineSession
 
 if TYPE_CHECKING:
     from references.v4_model import Model
 
 _CONTEXT = 3072
-#: Requests at a time, and how often all prompts are asked so.
-_AT_ONCE, _ROUNDS = 8, 2
+#: Requests at a time, beside one, and the seconds in which all of a load must be under way.
+LOADS, _LOAD_SECONDS = (8, 32), 120.0
 #: Tokens that a server, and an engine that cuts prompts into chunks, answer with: the first ones show what is wrong.
 _SERVED, _CHUNKED = 8, 4
+#: Tokens of an answer with drafts: enough steps for an interval; and draft tokens a step (MTP2).
+DRAFTED, DRAFTS = 32, 2
 #: What is measured of an engine: see Record.
 PARTS = frozenset({"solo", "again", "batch", "forced", "long", "blocks"})
+
+
+class Drafting(NamedTuple):
+    """Answers without drafts (with DRAFTS tokens more), with them, and what the engine counted."""
+
+    without: list[Answer]
+    answers: list[Answer]
+    drafts: Drafts
 
 
 class Plan:
@@ -35,7 +47,8 @@ class Plan:
 
     `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
     `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers
-    that are up, which have numbers instead of sizes; `against`: the base's record, from an earlier run.
+    that are up, which have numbers instead of sizes; `against`: the base's record, from an earlier run. `drafting`: the
+    checkpoint whose draft layer is judged, if not the same.
     """
 
     def __init__(
@@ -52,11 +65,12 @@ class Plan:
         parts: frozenset[str] = PARTS,
         names: dict[int, str] | None = None,
         against: Record | None = None,
+        drafting: Path | None = None,
     ):
         self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
         self.kept, self.limits_file = kept, limits_file
         self.faults, self.clean, self.parts = faults or {}, clean, parts
-        self.names, self.against = names or {}, against
+        self.names, self.against, self.drafting = names or {}, against, drafting or folder
 
 
 class Measured:
@@ -66,16 +80,15 @@ class Measured:
         context = min(_CONTEXT, plan.config.get("max_position_embeddings") or _CONTEXT)
         self._context = context
         self.prompts: Prompts = prompts(plan.config, context)
-        self._records: dict[int, Record | StackError] = {}
-        self._served: Told | StackError | None = None
-        self._chunked: tuple[list[Answer], list[Answer]] | StackError | None = None
+        self._records: dict[int, Record] = {}
+        self._kept: dict[str, Any] = {}
 
     @cached_property
     def model(self) -> str:
         return limits.digest(self.plan.folder)
 
     @cached_property
-    def limits(self) -> limits.Limits:
+    def limits(self) -> Limits:
         return limits.find(self.model, self.plan.device, self.plan.limits_file)
 
     def name(self, tp: int) -> str:
@@ -94,16 +107,26 @@ class Measured:
         return [p + a.tokens for p, a in zip(self.prompts.short, answers, strict=True)]
 
     def record(self, tp: int) -> Record:
+        found: Record = self._once(f"record {tp}", lambda: self._found(tp) or self._measure(tp))
+        self._records[tp] = found
+        return found
+
+    def _once(self, what: str, measure: Callable[[], Any]) -> Any:
         """Raises what measuring raised, each time it is asked for."""
-        if tp not in self._records:
+        if what not in self._kept:
             try:
-                self._records[tp] = self._found(tp) or self._measure(tp)
+                self._kept[what] = measure()
             except StackError as error:
-                self._records[tp] = error
-        found = self._records[tp]
+                self._kept[what] = error
+        found = self._kept[what]
         if isinstance(found, StackError):
             raise found
         return found
+
+    @property
+    def records(self) -> dict[int, Record]:
+        """Those that were asked for so far."""
+        return dict(self._records)
 
     @property
     def chunk(self) -> int:
@@ -113,18 +136,55 @@ class Measured:
     def chunked(self) -> tuple[list[Answer], list[Answer]]:
         """The largest size once more, with prompts cut into chunks and the prefix cache on: each prompt alone, and all
         of them again, which the cache then knows."""
-        if self._chunked is None:
-            try:
-                session = self._open(self.sizes[-1], chunk=self.chunk, prefix_cache=True)
-                try:
-                    self._chunked = self._alone(session, _CHUNKED), self._alone(session, _CHUNKED)
-                finally:
-                    session.close()
-            except StackError as error:
-                self._chunked = error
-        if isinstance(self._chunked, StackError):
-            raise self._chunked
-        return self._chunked
+        found: tuple[list[Answer], list[Answer]] = self._once("chunked", self._in_chunks)
+        return found
+
+    def _in_chunks(self) -> tuple[list[Answer], list[Answer]]:
+        with self._session(chunk=self.chunk, prefix_cache=True) as session:
+            return self._alone(session, _CHUNKED), self._alone(session, _CHUNKED)
+
+    def graphed(self) -> list[Answer]:
+        """The largest size once more, from captured graphs: each prompt alone."""
+        found: list[Answer] = self._once("graphed", self._in_graphs)
+        return found
+
+    def _in_graphs(self) -> list[Answer]:
+        with self._session(graph=True) as session:
+            return self._alone(session, self.prompts.answer)
+
+    def drafting(self) -> Drafting:
+        """The largest size with its draft layer, and without."""
+        found: Drafting = self._once("drafting", self._with_drafts)
+        return found
+
+    def _with_drafts(self) -> Drafting:
+        folder = str(self.plan.drafting)
+        with self._session(model=folder, draft=DRAFTS) as session:
+            answers, drafts = self._alone(session, DRAFTED), session.drafts()
+        if self.plan.clean:
+            return Drafting(self.plan.clean.drafting().without, answers, drafts)
+        with self._session(model=folder) as session:
+            return Drafting(self._alone(session, DRAFTED + DRAFTS), answers, drafts)
+
+    @cached_property
+    def drafts_due(self) -> Drafts:
+        """What the reference implementation's draft layer would have been worth to the same answers."""
+        from references.v4_draft import accepted
+        from references.v4_model import Model
+
+        if self.plan.clean:
+            return self.plan.clean.drafts_due
+        model = Model(self.plan.drafting)
+        pairs = zip(self.prompts.short, self.drafting().without, strict=True)
+        found = [accepted(model, prompt, answer.tokens, DRAFTED, DRAFTS) for prompt, answer in pairs]
+        counts = zip(*(one.accepted for one in found), strict=True)
+        return Drafts(sum(one.steps for one in found), tuple(map(sum, counts)))
+
+    @cached_property
+    def drafting_limits(self) -> Limits:
+        if self.plan.drafting == self.plan.folder:
+            return self.limits
+        return limits.find(limits.digest(self.plan.drafting), self.plan.device, self.plan.limits_file)
 
     @property
     def served_tokens(self) -> int:
@@ -136,21 +196,17 @@ class Measured:
         fault = self.plan.faults.get(tp) or {}
         if self.plan.clean and str(fault.get("kind")).startswith(SERVING):
             return spoilt(self.plan.clean.served(), fault["kind"])
-        if self._served is None:
-            try:
-                server = self._engine().serve(self._request(tp))
-                try:
-                    client = Client(server.url, server.model)
-                    most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
-                    told = client.everything(self.prompts.short, self.served_tokens, _AT_ONCE, _ROUNDS, most + 1)
-                    self._served = told
-                finally:
-                    server.close()
-            except StackError as error:
-                self._served = error
-        if isinstance(self._served, StackError):
-            raise self._served
-        return self._served
+        found: Told = self._once("served", lambda: self._serve(tp))
+        return found
+
+    def _serve(self, tp: int) -> Told:
+        server = self._engine().serve(self._request(tp, sequences=max(LOADS)))
+        try:
+            most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
+            client = Client(server.url, server.model)
+            return client.everything(self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1)
+        finally:
+            server.close()
 
     @cached_property
     def reference(self) -> Model:
@@ -192,8 +248,17 @@ class Measured:
         return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base)
 
     def _request(self, tp: int, **options: Any) -> EngineRequest:
-        fault = self.plan.faults.get(tp)
-        return EngineRequest(str(self.plan.folder), tp, context=self._context, fault=fault, **options)
+        known = {"model": str(self.plan.folder), "context": self._context, "fault": self.plan.faults.get(tp)}
+        return EngineRequest(tp=tp, **{**known, **options})
+
+    @contextmanager
+    def _session(self, **options: Any) -> Iterator[EngineSession]:
+        """One more engine at the largest size."""
+        session = self._open(self.sizes[-1], **options)
+        try:
+            yield session
+        finally:
+            session.close()
 
     def _open(self, tp: int, **options: Any) -> EngineSession:
         try:

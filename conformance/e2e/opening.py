@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hardware_profiles
-from conformance.context import Target
 from conformance.e2e.measured import PARTS, Measured, Plan
 from conformance.e2e.prompts import RECIPE
 from conformance.errors import NotSupported, StackMissing, UsageError
 from conformance.stacks.endpoint import AGAINST, JUDGED
 from conformance.stacks.registry import is_url
+from conformance.target import Target
 
 if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack
@@ -72,7 +72,8 @@ def measured(
         return _of_servers(stack, target, folder, config, kept)
     device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
     plan = Plan(
-        folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts
+        *(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts),
+        drafting=small_drafting() if reference and not config.get("num_nextn_predict_layers") else None,
     )
     return Measured(plan, stack.engine, stack.info().version)
 
@@ -91,7 +92,8 @@ def _of_servers(stack: Stack, target: Target, folder: Path, config: dict[str, An
         about = against.about
         if about.model != limits.digest(folder) or about.recipe != RECIPE:
             raise UsageError(f"--against {target.against} is of another checkpoint, or of other prompts, than --model")
-        names[AGAINST] = f"{about.stack} {about.version} TP{about.tp} of {target.against}"
+        which = "a server" if about.stack == stack.name else f"{about.stack} {about.version} TP{about.tp}"
+        names[AGAINST] = f"{which} of {target.against}"
     # what the servers run on, an API does not say: it is taken to be what this machine has
     device = "CPU" if target.capability is None else hardware_profiles.found()[1] or "a GPU that is not here"
     plan = Plan(
@@ -107,6 +109,15 @@ def small() -> Path:
     return _made("small", json.dumps(make_checkpoint.EVEN | SMALL))
 
 
+def small_drafting() -> Path:
+    """Beside it, with a draft layer."""
+    from references import make_checkpoint
+
+    drafting = {key: make_checkpoint.DRAFTING[key] for key in ("compress_ratios", "num_hash_layers")}
+    config = make_checkpoint.EVEN | SMALL | drafting | {"num_nextn_predict_layers": 1}
+    return _made("drafting", json.dumps(config), drafting=True)
+
+
 def plain() -> Path:
     """What a real stack's faults are planted in: the gate's checkpoint with a SwiGLU limit that does not bite."""
     from references import make_checkpoint
@@ -115,11 +126,11 @@ def plain() -> Path:
 
 
 @cache
-def _made(name: str, config: str) -> Path:
+def _made(name: str, config: str, drafting: bool = False) -> Path:
     """Made once a process, removed at its end."""
     from references import make_checkpoint
 
     made = Path(tempfile.mkdtemp(prefix=f"conformance-{name}-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
-    make_checkpoint.write(made, json.loads(config))
+    make_checkpoint.write(made, json.loads(config), drafting=drafting)
     return made

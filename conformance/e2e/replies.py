@@ -16,15 +16,26 @@ def spoilt(told: Told, kind: str) -> Told:
 
 def _each(change: Callable[[Reply], Reply]) -> Callable[[Told], Told]:
     def spoil(told: Told) -> Told:
-        alone, again, together = ([change(r) for r in group] for group in (told.alone, told.again, told.together))
-        return told._replace(alone=alone, again=again, together=together)
+        alone, again = ([change(r) for r in group] for group in (told.alone, told.again))
+        return told._replace(alone=alone, again=again, loads=_loads(told, lambda group: [change(r) for r in group]))
 
     return spoil
 
 
+def _loads(told: Told, change: Callable[[list[Reply]], list[Reply]]) -> dict[int, list[Reply]]:
+    return {at_once: change(group) for at_once, group in told.loads.items()}
+
+
 def _rotated(told: Told) -> Told:
     """Under load, everyone gets the next one's answer."""
-    return told._replace(together=told.together[1:] + told.together[:1])
+    return told._replace(loads=_loads(told, lambda group: group[1:] + group[:1]))
+
+
+def _crowded(told: Told) -> Told:
+    """Only where more ask than a server was tried with: of the largest load, two answers are exchanged."""
+    most = max(told.loads)
+    first, second, *rest = told.loads[most]
+    return told._replace(loads=told.loads | {most: [second, first, *rest]})
 
 
 def _obliging(told: Told) -> Told:
@@ -42,11 +53,12 @@ def _forgetful(told: Told) -> Told:
 
 
 _KINDS: dict[str, Callable[[Told], Told]] = {
-    "serving-empty": _each(lambda r: r._replace(tokens=[], values=[])),
+    "serving-empty": _each(lambda r: r._replace(tokens=[], values=[], steps=[])),
     "serving-null": _each(lambda r: r._replace(values=[None] * len(r.values))),
     "serving-usage": _each(_other_usage),
     "serving-forgetful": _forgetful,
     "serving-rotated": _rotated,
+    "serving-crowded": _crowded,
     "serving-obliging": _obliging,
 }
 KINDS = tuple(_KINDS)

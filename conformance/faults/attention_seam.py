@@ -15,6 +15,7 @@ from conformance.stacks.attention_protocol import (
     OutputRequest,
     Pages,
     SelectCall,
+    Sparse,
     StepCall,
 )
 
@@ -39,13 +40,26 @@ class Inserting(NamedTuple):
     slots: torch.Tensor
 
 
+class Compressing(NamedTuple):
+    """One call of a compressor, see attention_protocol.Compressor."""
+
+    kv: torch.Tensor
+    gate: torch.Tensor
+    positions: torch.Tensor
+    requests: torch.Tensor
+    pages: Pages
+    slots: torch.Tensor
+
+
 class AttentionFault(NamedTuple):
     """Each hook may be None.
 
     `says` changes what is declared, `padded` the count of heads, `made` a table as it is made (by ratio). `table`:
     another table is used wherever something is rotated. `attend`, `step`, `insert`, `select` and `output` run the clean
     part, or something else; `queries` changes what goes in. `entries` changes a compressor's request, `halves` its
-    tokens, and `forgets` loses its state after each call. `call` changes what the adapter says it would call elsewhere.
+    tokens, `compress` its calls, and `forgets` loses its state after each call; `compressor` is another one altogether.
+    `sees` changes what the queries of a step see, numbers (T, K) of tokens and of entries, and `attend` does the rest.
+    `call` changes what the adapter says it would call elsewhere.
     `rank`: of rank processes, the only one that is hit; elsewhere nothing is.
     """
 
@@ -60,7 +74,10 @@ class AttentionFault(NamedTuple):
     insert: Insert | None = None
     entries: Callable[[CompressorRequest], CompressorRequest] | None = None
     halves: Callable[[torch.Tensor], torch.Tensor] | None = None
+    compress: Callable[[CompressorRequest, Compressing], Compressing] | None = None
+    compressor: Callable[[CompressorRequest], Compressor] | None = None
     forgets: bool = False
+    sees: Callable[[StepCall, list[torch.Tensor]], list[torch.Tensor]] | None = None
     select: Callable[[Callable[[SelectCall], torch.Tensor], SelectCall], torch.Tensor] | None = None
     output: Project | None = None
     call: Callable[[list[MoeCall]], None] | None = None
@@ -108,6 +125,8 @@ class FaultyAttention:
     def step(self, call: StepCall, out: torch.Tensor) -> None:
         if self._fault.step:
             self._fault.step(self._inner.step, call, out)
+        elif self._fault.sees:
+            self._inner.attend(_attending(call, self._fault.sees(call, _seen(call)), self._inner.capabilities()), out)
         else:
             self._inner.step(call, out)
 
@@ -125,20 +144,55 @@ class FaultyAttention:
         return _FaultyOutput(self._inner.output(asked), asked, self._fault)
 
 
+def _seen(call: StepCall) -> list[torch.Tensor]:
+    """Numbers of the tokens and, with compression, of the entries that each query sees."""
+    from references import attention_seen
+
+    found = [attention_seen.window(call.positions, call.window)]
+    if call.selected is not None:
+        found.append(call.selected.long())
+    elif call.ratio:
+        most = max(1, int(call.lengths.max()) // call.ratio)
+        found.append(attention_seen.entries(call.positions, call.ratio, most))
+    return found
+
+
+def _attending(call: StepCall, numbers: list[torch.Tensor], can: AttentionCapabilities) -> AttendCall:
+    import torch
+
+    from references import attention_seen
+
+    parts: list[Sparse | None] = []
+    caches = ((call.window_pages, call.window_table), (call.compressed_pages, call.compressed_table))
+    for seen, (pages, table) in zip(numbers, caches, strict=False):
+        assert pages is not None and table is not None
+        slots = attention_seen.slots(seen, call.requests, table, pages.tokens)
+        wide = torch.nn.functional.pad(slots, (0, -slots.shape[1] % can.aligned_slots), value=-1)
+        lengths = torch.full((len(wide),), wide.shape[1], dtype=torch.int32, device=wide.device)
+        parts.append(Sparse(pages, wide.to(getattr(torch, can.slots)), lengths))
+    window, compressed = parts[0], parts[1] if len(parts) > 1 else None
+    assert window is not None
+    return AttendCall("decode", call.q, call.sinks, call.scale, window, compressed)
+
+
 class _FaultyCompressor:
     def __init__(self, kernel: AttentionKernel, request: CompressorRequest, fault: AttentionFault):
-        self._kernel, self._request, self._fault = kernel, request, fault
-        self._inner = kernel.compressor(request)
+        self._request, self._fault = request, fault
+        self._open = fault.compressor or kernel.compressor
+        self._inner = self._open(request)
 
     def run(self, kv: torch.Tensor, gate: torch.Tensor, *rest: Any) -> None:
         if self._fault.halves:
             kv, gate = self._fault.halves(kv), self._fault.halves(gate)
+        given = Compressing(kv, gate, *rest)
+        if self._fault.compress:
+            given = self._fault.compress(self._request, given)
         try:
-            self._inner.run(kv, gate, *rest)
+            self._inner.run(*given)
         finally:
             if self._fault.forgets:
                 self._inner.close()
-                self._inner = self._kernel.compressor(self._request)
+                self._inner = self._open(self._request)
 
     def close(self) -> None:
         self._inner.close()

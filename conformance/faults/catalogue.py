@@ -8,6 +8,7 @@ from typing import NamedTuple
 from conformance.faults import (
     attention,
     attention_calls,
+    attention_catalogue,
     calls,
     compiled,
     files,
@@ -285,6 +286,21 @@ _WRITTEN = (
         "vLLM 45c1582e9 with B12X scale metadata",
         loader=loader.unit_blind("w2_weight"),
         rounded=True,
+    ),
+    Fault(
+        "padded-stride",
+        "every slice strided by the padded kernel width",
+        _all(_EVERY, "offsets", "tails"),
+        "vLLM 0.33.0, gpt_oss.py, experts by single names: `_narrow_for_rank` by the parameter's own size",
+        loader=loader.unit_blind("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale"),
+        rounded=True,
+    ),
+    Fault(
+        "gate-up-pairs-as-rows",
+        "gate and up rows lie in turn, and W13 slices begin at half the row",
+        _all("w13 w13_scale", "offsets", "partition"),
+        "gpt-oss's gate_up_proj_blocks",
+        loader=loader.pairs_as_rows,
     ),
     Fault(
         "w2-unit-blind-scales",
@@ -1504,6 +1520,10 @@ _WRITTEN = (
         for row in quant_catalogue.ROWS
     ),
     *(
+        Fault(f"attention-{row.id}", row.what, _attention(*row.claims.split()), attention=row.fault)
+        for row in attention_catalogue.ROWS
+    ),
+    *(
         Fault(f"quant-call-{name}", what, ("quant.call.sm100", "quant.call.sm120"), seen_in, quant_call=fault)
         for name, what, seen_in, fault in (
             ("renamed", "the call has an argument that the library does not know", "", quant_calls.renamed),
@@ -1903,6 +1923,25 @@ _WRITTEN = (
         engine=engine("w2", layer=1, rank=1),
     ),
     Fault(
+        "engine-w2-late-expert",
+        "one rank's W2 of one expert starts a scale group late, weights and scales",
+        _e2e("parity.logprobs", "reference.blocks"),
+        engine=engine("w2", layer=1, rank=1, expert=1),
+    ),
+    Fault(
+        "engine-w2-packed-late-layer",
+        "one rank's W2 bytes start 16 bytes late in one layer, its scales do not",
+        _e2e("parity.logprobs", "reference.blocks"),
+        "vLLM 45c1582e9 with B12X metadata",
+        engine=engine("w2", layer=1, rank=1, parts=["packed"]),
+    ),
+    Fault(
+        "engine-w2-scales-late-layer",
+        "one rank's W2 scales start a group late in one layer, its bytes do not",
+        _e2e("parity.logprobs", "reference.blocks"),
+        engine=engine("w2", layer=1, rank=1, parts=["scales"]),
+    ),
+    Fault(
         "engine-w2-packed-late",
         "one rank's W2 bytes of one expert start 16 bytes late, its scales do not",
         _e2e("parity.logprobs", "reference.logprobs", "reference.blocks"),
@@ -1959,12 +1998,22 @@ _WRITTEN = (
         _e2e("parity.long"),
         engine=engine("indexer"),
     ),
-    Fault("engine-nan", "every logit is NaN", _e2e("answers", "parity.logprobs"), engine=engine("nan")),
-    Fault("engine-one-token", "one token answers everything", _e2e("answers"), engine=engine("one-token")),
+    Fault(
+        "engine-nan",
+        "every logit is NaN, and the server says 200",
+        _e2e("answers", "parity.logprobs", "serving.answers"),
+        engine=engine("nan"),
+    ),
+    Fault(
+        "engine-one-token",
+        "one token answers everything, the server's requests too",
+        _e2e("answers", "serving.answers"),
+        engine=engine("one-token"),
+    ),
     Fault("engine-unsteady", "every third step differs in its last bits", _e2e("repeat"), engine=engine("unsteady")),
     Fault(
         "engine-batch-mixed",
-        "in a batch, a prompt starts with tokens of the one before",
+        "in a batch, a prompt is answered as the one before",
         _e2e("schedule.batch"),
         engine=engine("batch"),
     ),
@@ -1981,6 +2030,31 @@ _WRITTEN = (
         "vLLM #41834",
         engine=engine("chunk"),
     ),
+    Fault(
+        "engine-graph-frozen",
+        "a replayed graph is given the first generated token again and again",
+        _e2e("graph.parity"),
+        engine=engine("frozen"),
+    ),
+    Fault(
+        "engine-draft-plan",
+        "the draft layer is cut by another plan than the target: each rank holds its neighbour's inputs",
+        _e2e("mtp.acceptance"),
+        "TP3 audit: the draft needs the identical plan",
+        engine=engine("draft"),
+    ),
+    Fault(
+        "engine-draft-absent",
+        "drafts were asked for, and none is made",
+        _e2e("mtp.acceptance"),
+        engine=engine("undrafted"),
+    ),
+    Fault(
+        "engine-draft-unverified",
+        "the first draft token is taken without being verified",
+        _e2e("mtp.parity"),
+        engine=engine("unverified"),
+    ),
     Fault("serving-empty", "a 200 with nothing behind it", _e2e("serving.answers"), engine=engine("serving-empty")),
     Fault("serving-null", "log-probabilities are null", _e2e("serving.answers"), engine=engine("serving-null")),
     Fault("serving-usage", "usage counts no token", _e2e("serving.answers"), engine=engine("serving-usage")),
@@ -1990,6 +2064,12 @@ _WRITTEN = (
         "under load, each request gets another one's answer",
         _e2e("serving.load"),
         engine=engine("serving-rotated"),
+    ),
+    Fault(
+        "serving-crowded",
+        "of 32 clients at a time, two get each other's answer",
+        _e2e("serving.load"),
+        engine=engine("serving-crowded"),
     ),
     Fault(
         "serving-obliging",

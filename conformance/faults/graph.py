@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.faults.graphs import GraphFault, Replay, Step
+from conformance.faults import graph_steps
+from conformance.faults.graphs import GraphFault, Replay
 from conformance.stacks.graph_protocol import Buffers
 from conformance.world.member import Reduction
 
@@ -35,93 +36,6 @@ def _first_output(r: Replay) -> None:
         r.inner()
         r.kept["out"] = r.buffers.out.clone()
     r.buffers.out.copy_(r.kept["out"])
-
-
-def _number_read(step: Step) -> Step:
-    """A factor is read off a tensor by Python."""
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        buffers.out.mul_(1.0 if buffers.weights[0, 0].item() < 0.5 else 2.0)
-
-    return spoilt
-
-
-def _list_made(step: Step) -> Step:
-    """A tensor is made from a Python list on the way."""
-
-    def spoilt(buffers: Buffers) -> None:
-        import torch
-
-        step(buffers)
-        buffers.out.mul_(torch.tensor([1.0], dtype=buffers.out.dtype).to(buffers.out.device))
-
-    return spoilt
-
-
-def _new_tensor_made(step: Step) -> Step:
-    """The same by `new_tensor`: it is made on the host all the same."""
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        buffers.out.mul_(buffers.out.new_tensor([1.0]))
-
-    return spoilt
-
-
-def _scale_baked(step: Step) -> Step:
-    """A scale is a Python number: the graph keeps the one of the call before capture."""
-    kept = [1.0]
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        if not _recording():
-            kept[0] = float(buffers.x.float().nan_to_num().abs().max())
-        buffers.out.mul_(1.0 + kept[0] / 64)
-
-    return spoilt
-
-
-def _counted(step: Step) -> Step:
-    """Experts are counted by an operation whose result's size depends on the data."""
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        buffers.ids.flatten().clamp(min=0).bincount()
-
-    return spoilt
-
-
-def _list_mutated(step: Step) -> Step:
-    """A Python list grows with each call and decides what is done."""
-    calls: list[int] = []
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        calls.append(1)
-        buffers.out.mul_(1.0 + len(calls) % 2)
-
-    return spoilt
-
-
-def _output_over_input(step: Step) -> Step:
-    """x is used for the output's first stage: it does not survive the call."""
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        buffers.x.copy_(buffers.out)
-
-    return spoilt
-
-
-def _rows_mixed(step: Step) -> Step:
-    """Every row takes a part of all rows, pad rows too: nothing of it where they are finite."""
-
-    def spoilt(buffers: Buffers) -> None:
-        step(buffers)
-        buffers.out.add_((buffers.x.float() * 0.0).sum().to(buffers.out.dtype))
-
-    return spoilt
 
 
 def _first_routes(r: Replay) -> None:
@@ -176,25 +90,15 @@ def _behind(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return whole[end : end + count]
 
 
-def _recording() -> bool:
-    """Is this call being captured, by CUDA or by the simulation?"""
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-    return _get_current_dispatch_mode() is not None or (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
-
-
 def reduce_left_out(r: Reduction) -> None:
     """Eager calls are summed over ranks, the graph's are not. All ranks leave it out: none waits for another."""
-    if not _recording():
+    if not graph_steps.recording():
         r.inner(r.tensor)
 
 
 def reduce_of_copy(r: Reduction) -> None:
     """Rank 2's graph sums a copy that nobody reads."""
-    r.inner(r.tensor.clone() if r.rank == 2 and _recording() else r.tensor)
+    r.inner(r.tensor.clone() if r.rank == 2 and graph_steps.recording() else r.tensor)
 
 
 def _zeroes_input(buffers: Buffers) -> None:
@@ -211,14 +115,14 @@ first_routes = GraphFault(replay=_first_routes)
 count_baked = GraphFault(bound=_last_row_unbound)
 skipped = GraphFault(replay=_skipped)
 first_output = GraphFault(replay=_first_output)
-number_read = GraphFault(step=_number_read)
-list_made = GraphFault(step=_list_made)
-new_tensor_made = GraphFault(step=_new_tensor_made)
-scale_baked = GraphFault(step=_scale_baked)
-counted = GraphFault(step=_counted)
-list_mutated = GraphFault(step=_list_mutated)
-output_over_input = GraphFault(step=_output_over_input)
-rows_mixed = GraphFault(step=_rows_mixed)
+number_read = GraphFault(step=graph_steps.number_read)
+list_made = GraphFault(step=graph_steps.list_made)
+new_tensor_made = GraphFault(step=graph_steps.new_tensor_made)
+scale_baked = GraphFault(step=graph_steps.scale_baked)
+counted = GraphFault(step=graph_steps.counted)
+list_mutated = GraphFault(step=graph_steps.list_mutated)
+output_over_input = GraphFault(step=graph_steps.output_over_input)
+rows_mixed = GraphFault(step=graph_steps.rows_mixed)
 output_clobbered = GraphFault(replay=_output_clobbered)
 input_clobbered = GraphFault(replay=_input_clobbered)
 reads_freed = GraphFault(replay=_reads_freed)

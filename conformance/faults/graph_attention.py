@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from conformance.faults import graph_steps
 from conformance.faults.graph import _behind, _frozen
-from conformance.faults.graphs import GraphFault, Replay, Step
+from conformance.faults.graphs import GraphFault, Replay
 from conformance.stacks.graph_protocol import AttendBuffers
-
-
-def _length_read(step: Step) -> Step:
-    """Python reads the longest length and cuts the tables at it."""
-
-    def spoilt(b: AttendBuffers) -> None:
-        longest = int(b.window_lengths.max())
-        step(b._replace(window_slots=b.window_slots[:, : max(1, longest)].contiguous()))
-
-    return spoilt
 
 
 def _longest_of_capture(r: Replay) -> None:
@@ -40,27 +31,6 @@ def _empty_nan(r: Replay) -> None:
     r.inner()
     empty = (r.buffers.window_lengths == 0) & (r.buffers.entries_lengths == 0)
     r.buffers.out[empty] = float("nan")
-
-
-def _tile_spread(step: Step) -> Step:
-    """Rows of a tile share a maximum: a row that is NaN spoils all."""
-
-    def spoilt(b: AttendBuffers) -> None:
-        step(b)
-        b.out.add_((b.q.float() * 0.0).sum().to(b.out.dtype))
-
-    return spoilt
-
-
-def _stale_rows(step: Step) -> Step:
-    """The last request's output goes a little into the first's, pad row or not."""
-
-    def spoilt(b: AttendBuffers) -> None:
-        step(b)
-        if len(b.out) > 1:
-            b.out[0].add_(b.q[-1] * 2.0**-4)
-
-    return spoilt
 
 
 def _counters_kept(r: Replay) -> None:
@@ -95,35 +65,25 @@ def _behind_output(b: AttendBuffers) -> None:
     _behind(b.out, 64).zero_()
 
 
-def _sinks_consumed(step: Step) -> Step:
-    """Sinks are turned to base two in place."""
-
-    def spoilt(b: AttendBuffers) -> None:
-        step(b)
-        b.sinks.mul_(1.4426950408889634)
-
-    return spoilt
-
-
 def _zeroes_cache(b: AttendBuffers) -> None:
     """Warm-up zeroes the last page of a cache."""
     b.window[-1].zero_()
 
 
 frozen = {name: _frozen(name) for name in AttendBuffers._fields if name != "out"}
-length_read = GraphFault(step=_length_read)
+length_read = GraphFault(step=graph_steps.length_read)
 longest_of_capture = GraphFault(replay=_longest_of_capture)
 pages_left = GraphFault(replay=_pages_left)
 empty_nan = GraphFault(replay=_empty_nan)
-tile_spread = GraphFault(step=_tile_spread)
-stale_rows = GraphFault(step=_stale_rows)
+tile_spread = GraphFault(step=graph_steps.tile_spread)
+stale_rows = GraphFault(step=graph_steps.stale_rows)
 counters_kept = GraphFault(replay=_counters_kept)
 workspace_shared = GraphFault(replay=_workspace_shared)
 cache_scratched = GraphFault(replay=_cache_scratched)
 reads_freed = GraphFault(replay=_reads_freed)
 takes_memory = GraphFault(takes=512)
 behind_output = GraphFault(warmed=_behind_output)
-sinks_consumed = GraphFault(step=_sinks_consumed)
+sinks_consumed = GraphFault(step=graph_steps.sinks_consumed)
 zeroes_cache = GraphFault(warmed=_zeroes_cache)
 frozen_positions = _frozen("positions")
 frozen_routes = _frozen("ids")

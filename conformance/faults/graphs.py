@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conformance.stacks.graph_protocol import Captured, GraphedLayer, GraphRunner
+from conformance.stacks.graph_protocol import Captured, GraphedLayer, GraphRunner, Step
 
 if TYPE_CHECKING:
     import torch
-
-#: Buffers are any NamedTuple of graph_protocol.
-Step = Callable[[Any], None]
 
 
 class Replay(NamedTuple):
@@ -50,7 +47,7 @@ class FaultyGraphs:
         if self._fault.rank not in (None, request.rank):
             return layer
         if self._fault.step:
-            layer.step = self._fault.step(layer.step)
+            layer.change(self._fault.step)
         return _FaultyLayer(layer, self._fault)
 
 
@@ -61,14 +58,8 @@ class _FaultyLayer:
         self.disturbed = False
         self._pools: dict[int, list[Any]] = {}
 
-    @property
-    def step(self) -> Step:
-        step: Step = self._inner.step
-        return step
-
-    @step.setter
-    def step(self, step: Step) -> None:
-        self._inner.step = step
+    def change(self, wrap: Callable[[Step], Step]) -> None:
+        self._inner.change(wrap)
 
     def eager(self, buffers: Any) -> None:
         self._inner.eager(buffers)

@@ -49,6 +49,12 @@ def _halves_together(load: Load) -> None:
         load.whole[rows : 2 * rows, :cols] = load.source[load.start : load.start + rows]
 
 
+def _pairs_as_rows(load: Load) -> None:
+    """Rows of gate and up lie in turn, two a channel, and the slice begins where one a channel would put it."""
+    if load.parameter.startswith("w13"):
+        load.cut(load.start // 2, load.size)
+
+
 def _dropped_rank(load: Load) -> None:
     if load.request.rank == load.request.tp - 1:
         load.part.zero_()
@@ -79,6 +85,7 @@ padded_size = LoaderFault(after=_padded_size)
 floor_division = LoaderFault(after=_floor_division)
 stale_tail = LoaderFault(after=_stale_tail)
 garbage_tail = LoaderFault(after=_garbage_tail)
+pairs_as_rows = LoaderFault(after=_pairs_as_rows)
 halves_together = LoaderFault(after=_halves_together)
 dropped_rank = LoaderFault(after=_dropped_rank)
 last_byte_lost = LoaderFault(after=_last_byte_lost)

@@ -25,6 +25,8 @@ from conformance.stacks.protocols import (
 if TYPE_CHECKING:
     import torch
 
+    from conformance.stacks.shared import FilePart
+
 
 class Load(NamedTuple):
     """One call of the loader, seen along the intermediate axis.
@@ -172,6 +174,12 @@ class _FaultyExperts:
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return self._inner.allocate(nbytes)
+
+    def share(self, part: FilePart) -> None:
+        self._inner.share(part)
+
+    def unshare(self, part: FilePart) -> None:
+        self._inner.unshare(part)
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
         data = self._wide(parameter, self._inner.initial(parameter, expert))

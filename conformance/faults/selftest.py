@@ -15,7 +15,7 @@ import hardware_profiles
 from conformance import catalogue, geometry
 from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
 from conformance.faults.catalogue import FAULTS, Fault
@@ -27,6 +27,7 @@ from conformance.gate.runner import evaluate, offered
 from conformance.result import NO_GO, Status
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
+from conformance.target import Target
 from conformance.world.ranks import Worlds
 from references import plan
 
@@ -63,7 +64,7 @@ class Planted(msgspec.Struct):
     fails_clean: list[str]
     also: list[str]
     outcome: str
-    #: Why nothing was planted, where the process that should have done it ended.
+    #: Why nothing was planted: what a claim said instead of failing, or how the process ended that should have planted.
     reason: str = ""
 
 
@@ -384,4 +385,5 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
         fails_clean=fails_clean,
         also=[i for i in failed if i not in fault.claims],
         outcome=outcome,
+        reason=": ".join(statuses[unmeasured[0]]) if outcome == "not planted" and unmeasured[0] in statuses else "",
     )

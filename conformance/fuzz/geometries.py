@@ -7,15 +7,18 @@ from typing import NamedTuple
 
 import hardware_profiles
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.result import NO_GO, Status
 from conformance.stacks.protocols import ShardLoader, Stack
+from conformance.target import Target
 
 _BASE, _GROUP, _LOADER = "deepseek-v4-tiny", "loader.moe", "loader"
 _EXPERTS = 2
 #: What models have, and what is one scale group off it: 2048 and 2304 of DeepSeek, 2880 of gpt-oss.
 WIDTHS = (2048, 2080, 2304, 2880, 96)
+#: Tensor-parallel sizes that machines are run at; the others are drawn.
+USUAL = (1, 2, 3, 4, 6, 8, 16)
 
 
 class Case(NamedTuple):
@@ -84,9 +87,9 @@ def target(case: Case, capability: tuple[int, int] | None) -> Target:
 
 
 def first(tps: range, backends: tuple[str, ...]) -> Iterator[Case]:
-    """The widths of known models, before anything is drawn."""
+    """The widths of known models at the sizes that are run, before anything is drawn."""
     for backend in backends:
-        for tp in tps:
+        for tp in tps if len(tps) == 1 else [tp for tp in tps if tp in USUAL]:
             for width in WIDTHS:
                 yield Case(tp, width // geometry.SCALE_GROUP, backend)
 

@@ -12,7 +12,6 @@ import hardware_profiles
 from conformance import catalogue, geometry
 from conformance.checkpoint import folder, layout
 from conformance.checkpoint.folder import Files
-from conformance.context import Target
 from conformance.e2e import limits
 from conformance.errors import UsageError, nearest, short
 from conformance.faults import repairs
@@ -20,6 +19,7 @@ from conformance.gate import waivers
 from conformance.gate.waivers import Waiver
 from conformance.stacks import registry
 from conformance.stacks.protocols import StackOptions
+from conformance.target import Target
 from hardware_profiles import Profile
 
 DEFAULT_GEOMETRY = "deepseek-v4-flash"
@@ -115,9 +115,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     policy = policies().get(settings.policy)
     if policy is None:
         raise nearest(settings.policy, policies(), "policy")
-    layers = catalogue.check_layers(_words(settings.layers)) if settings.layers else catalogue.LAYERS
-    if not layers:
-        raise UsageError(f"--layers {settings.layers!r} names no layer; one of {', '.join(catalogue.LAYERS)} was due")
+    layers = catalogue.check_layers(_layers(settings.layers)) if settings.layers else catalogue.LAYERS
     stacks = {layer: name for layer, name in _stacks(settings, profile).items() if layer in layers}
     if "reference" in stacks.values() and profile.capability is not None:
         raise UsageError(
@@ -293,11 +291,10 @@ def _geometry(settings: Settings) -> geometry.Geometry:
     path = Path(settings.model)
     if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
         raise UsageError(f"--model {short(settings.model)}: a folder with config.json and *.safetensors was due")
-    found = geometry.load(str(path))
-    folder.read(str(path))  # a broken file is the caller's, and no engine's
+    found = folder.read(str(path))  # a broken file is the caller's, and no engine's
     if settings.limits:
         limits.known(Path(settings.limits))
-    return found
+    return found.geometry
 
 
 def _sizes(settings: Settings, layers: tuple[str, ...]) -> tuple[int, ...]:
@@ -334,6 +331,15 @@ def _required(profile: Profile, policy: Policy, stacks: dict[str, str], tp: int,
         return catalogue.matching(patterns)
     except ValueError as error:
         raise UsageError(f"hardware_profiles/{profile.name}.toml: {error}") from None
+
+
+def _layers(text: str) -> list[str]:
+    """Raises UsageError where a name is empty: what was meant there is not known."""
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        one = f"one of {', '.join(catalogue.LAYERS)}"
+        raise UsageError(f"--layers {short(text)}: an empty name beside a comma; {one} was due, or no comma")
+    return found
 
 
 def _words(text: str) -> list[str]:

@@ -15,8 +15,8 @@ from conformance.stacks.protocols import SHARDS, ParameterInfo
 from references import plan
 
 if TYPE_CHECKING:
-    from conformance.context import Target
     from conformance.provenance.checkpoint import Checkpoint
+    from conformance.target import Target
 
 #: parameter -> the claims that carry its maps and judge its tails
 _CLAIMS = {

@@ -13,8 +13,8 @@ from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelReque
 from references import checkpoint, cuts
 
 if TYPE_CHECKING:
-    from conformance.context import Target
     from conformance.provenance.compress import EqualRows
+    from conformance.target import Target
 
 #: Routed experts that are built: the expert dimension is measured whole by the claims of the routed experts.
 EXPERTS = 2
@@ -29,9 +29,11 @@ class Tensors(msgspec.Struct, frozen=True):
     kinds: dict[str, str]
     config: dict[str, Any]
     layers: int
+    #: See Context.virtual.
+    virtual: bool | None = None
 
     def cut(self, name: str, tp: int, rank: int) -> cuts.Cut | None:
-        return cuts.cut(self.config, tp, rank, self.kinds[name], self.stored[name][0])
+        return cuts.cut(self.config, tp, rank, self.kinds[name], self.stored[name][0], self.virtual)
 
 
 class ModelMaps(msgspec.Struct, frozen=True):
@@ -85,7 +87,7 @@ def _word(elements: Any, dtype: str, codes: Any) -> str:
     return "uninitialised" if nan.any() else "initialised"
 
 
-def tensors(geometry: Geometry, draft: bool = False) -> Tensors:
+def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None) -> Tensors:
     """The checkpoint of the geometry's model, cut to the layers that show every kind of layer, and to EXPERTS experts.
 
     Raises NotSupported where the layout of this model's checkpoint is not known.
@@ -105,6 +107,7 @@ def tensors(geometry: Geometry, draft: bool = False) -> Tensors:
         {name: t.kind for name, t in chosen.items()},
         config,
         depth,
+        virtual,
     )
 
 

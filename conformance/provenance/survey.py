@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.context import Target, due_map
+from conformance.context import due_map
 from conformance.provenance.boxes import ProvenanceMap
 from conformance.provenance.trace import trace
 from conformance.stacks.protocols import SHARDS, ShardLoader
+from conformance.target import Target
 
 _EXPERTS = 2
 

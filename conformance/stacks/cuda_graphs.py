@@ -10,7 +10,7 @@ import torch
 
 from conformance.errors import StackCrashed, StackError, StackRefused
 from conformance.stacks.attention_protocol import AttendCall
-from conformance.stacks.graph_protocol import AttendRequest, Buffers
+from conformance.stacks.graph_protocol import AttendRequest, Buffers, Step
 from conformance.stacks.graphed_calls import attend_call
 from conformance.stacks.protocols import MoeKernel, MoeRequest
 
@@ -56,17 +56,20 @@ class CudaGraphedLayer:
         """`run` is the call; it must not wait for the device while that captures."""
         self._close = close
         self._stream = torch.cuda.Stream()
-        self.step = run
+        self._step = run
+
+    def change(self, wrap: Callable[[Step], Step]) -> None:
+        self._step = wrap(self._step)
 
     def eager(self, buffers: Any) -> None:
-        self.step(buffers)
+        self._step(buffers)
         torch.cuda.synchronize()
 
     def warm_up(self, buffers: Any) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
-                self.step(buffers)
+                self._step(buffers)
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
 
@@ -77,7 +80,7 @@ class CudaGraphedLayer:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                self.step(buffers)
+                self._step(buffers)
         except (StackCrashed, StackRefused, RuntimeError) as error:
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize()

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import torch
-
-from conformance.e2e.client import Client
+from conformance.e2e.answers import likely
+from conformance.e2e.client import Client, likeliest
 from conformance.errors import NotSupported, StackCrashed, StackRefused, StackTimeout, UsageError
 from conformance.stacks.endpoint import JUDGED, Server
-from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.engine_protocol import Answer, Block, Drafts, EngineRequest, Likely
 
 
 class EndpointEngine:
@@ -68,12 +67,13 @@ class EndpointSession:
     def _answer(self, prompt: Sequence[int], tokens: int, top: int) -> Answer:
         choice = self._choice(prompt, tokens, {"logprobs": top})
         told = (choice.get("logprobs") or {}).get("top_logprobs") or []
-        steps = [{_id(key): _number(value) for key, value in (step or {}).items()} for step in told]
+        steps = [_numbered(step) for step in told]
         return Answer(list(choice.get("token_ids") or []), str(choice.get("finish_reason")), likely(steps, top))
 
     def score(self, sequence: Sequence[int], top: int) -> Likely:
         told = self._choice(sequence, 1, {"prompt_logprobs": top}).get("prompt_logprobs") or []
-        steps = [{_id(key): _number((value or {}).get("logprob")) for key, value in row.items()} for row in told[1:]]
+        rows = [{key: (value or {}).get("logprob") for key, value in row.items()} for row in told[1:]]
+        steps = [_numbered(row) for row in rows]
         if len(steps) != len(sequence) - 1:
             raise StackRefused(f"{len(steps)} of a prompt's {len(sequence) - 1} positions come with log-probabilities")
         return likely(steps, top)
@@ -81,6 +81,10 @@ class EndpointSession:
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
         """An API shows no block."""
         return {}
+
+    def drafts(self) -> Drafts:
+        """A server that is up drafts or does not: nothing to compare."""
+        return Drafts(0, ())
 
     def close(self) -> str:
         return ""
@@ -95,24 +99,9 @@ class EndpointSession:
         return choice
 
 
-def likely(steps: Sequence[Mapping[int, float]], top: int) -> Likely:
-    """The `top` likeliest of each step, best first; a step with fewer is filled up with token -1 at minus infinity."""
-    ids, values = torch.full((len(steps), top), -1, dtype=torch.int32), torch.full((len(steps), top), -torch.inf)
-    for row, step in enumerate(steps):
-        best = sorted(step.items(), key=lambda item: -item[1] if item[1] == item[1] else 0.0)[:top]
-        for column, (token, value) in enumerate(best):
-            ids[row, column], values[row, column] = token, value
-    return Likely(ids, values)
-
-
-def _id(key: str) -> int:
-    """`token_id:17`, or `17`. Raises NotSupported for tokens that are told as text, which two may share."""
+def _numbered(step: Mapping[str, Any] | None) -> dict[int, float]:
+    """Raises NotSupported for tokens that are told as text, which two may share."""
     try:
-        return int(key.rpartition(":")[2])
+        return likeliest(step)
     except ValueError:
         raise NotSupported("the server names tokens by their text alone (no return_tokens_as_token_ids)") from None
-
-
-def _number(value: Any) -> float:
-    """JSON has no NaN: null is one."""
-    return float(value) if isinstance(value, int | float) else float("nan")

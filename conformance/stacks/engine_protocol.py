@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class EngineRequest(msgspec.Struct, frozen=True):
     """`model`: a folder with config.json and safetensors. `chunk`: the most tokens of one step; prompts are cut to it.
 
-    `fault`: planted by the engine's own adapter, before anything is loaded.
+    `draft`: tokens that the model's draft layer proposes at each step; 0: it is not used. `graph`: captured graphs
+    instead of eager mode. `fault`: planted by the engine's own adapter, before anything is loaded.
     """
 
     model: str
@@ -23,6 +24,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     chunk: int = 4096
     sequences: int = 8
     prefix_cache: bool = False
+    draft: int = 0
+    graph: bool = False
     fault: dict[str, Any] | None = None
 
 
@@ -42,6 +45,13 @@ class Answer(NamedTuple):
     likely: Likely
     cached: int = 0
     steps: Sequence[int] = ()
+
+
+class Drafts(NamedTuple):
+    """Steps that verified draft tokens, and how many of them accepted at least one, at least two, ..."""
+
+    steps: int
+    accepted: tuple[int, ...]
 
 
 class Block(NamedTuple):
@@ -65,6 +75,9 @@ class EngineSession(Protocol):
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
         """By module in the model's order (`layers.0.attn`, `layers.0.ffn`, ...); empty where nothing can be traced."""
 
+    def drafts(self) -> Drafts:
+        """Of all that it has answered so far."""
+
     def close(self) -> str:
         """How the engine ended, in words; empty if it ended well. What it answered before stays valid."""
 
@@ -86,7 +99,8 @@ class Engine(Protocol):
     kinds: tuple[str, ...]
 
     def open(self, request: EngineRequest) -> EngineSession:
-        """Raises StackRefused with the stack's words, StackMissing, NotSupported, StackCrashed, StackTimeout."""
+        """Raises StackRefused with the stack's words, StackMissing, NotSupported (of drafts and of graphs too),
+        StackCrashed, StackTimeout."""
 
     def serve(self, request: EngineRequest) -> Served:
         """The stack's own server. Raises as `open` does."""

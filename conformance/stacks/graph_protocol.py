@@ -8,13 +8,19 @@ token, its last is `out`, which alone is written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from conformance.stacks.attention_protocol import OutputRequest
     from conformance.stacks.protocols import MoeRequest
+
+
+#: A call over its buffers.
+Step: TypeAlias = "Callable[[Any], None]"
 
 
 class Buffers(NamedTuple):
@@ -93,13 +99,11 @@ class Captured(Protocol):
 
 
 class GraphedLayer(Protocol):
-    """One rank's call, its weights prepared. `step` is what is captured and what `eager` calls; a planted fault may
-    replace it.
+    """One rank's call, its weights prepared. Tactics are pinned where the kernel pins any."""
 
-    Tactics are pinned where the kernel pins any.
-    """
-
-    step: Any
+    def change(self, wrap: Callable[[Step], Step]) -> None:
+        """Replace what is captured, and what `eager` calls, by what `wrap` makes of it: an all-reduce behind it, a
+        planted fault. Raises NotSupported where the call is made in another process that does not know `wrap`."""
 
     def eager(self, buffers: Any) -> None: ...
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.geometry import Geometry
+    from conformance.stacks.shared import FilePart
 
 #: The routed-expert parameters, in vLLM's own names, and the checkpoint shards each one is loaded from.
 SHARDS: dict[str, tuple[str, ...]] = {
@@ -176,13 +177,21 @@ class ExpertsInfo(msgspec.Struct):
 
 
 class ExpertsLayer(Protocol):
-    """One rank's routed-expert layer, open for loading. A black box: bytes in, bytes out."""
+    """One rank's routed-expert layer, open for loading. A black box: bytes in, bytes out.
+
+    One may have `load_all` as well, for speed; others are asked step by step.
+    """
 
     info: ExpertsInfo
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """A flat uint8 buffer that sources are cut from: shared memory where the stack is another process. Every layer
         that the same loader has open takes sources from it, until this one is closed."""
+
+    def share(self, part: FilePart) -> None:
+        """Every layer that the same loader has open takes sources from this part of a file too, until `unshare`."""
+
+    def unshare(self, part: FilePart) -> None: ...
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
         """Bytes right after construction with `fill_uninitialized_memory`: (rows, cols). Zero there means that
@@ -202,6 +211,18 @@ class ExpertsLayer(Protocol):
         """Overwrite one expert's bytes: the seam at which faults are planted."""
 
     def close(self) -> None: ...
+
+
+class LoadsAll(Protocol):
+    """What an ExpertsLayer may have beside."""
+
+    def load_all(self, sources: Sources) -> dict[str, torch.Tensor]:
+        """`load` every source of a layer's only expert, then `read` every parameter, as they do. Valid until the
+        layer's next call."""
+
+
+#: {parameter: {shard: checkpoint tensor}} of one expert.
+Sources = dict[str, dict[str, "torch.Tensor"]]
 
 
 class ShardLoader(Protocol):

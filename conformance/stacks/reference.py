@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from conformance.stacks.reference_quant import ReferenceQuantizer
     from conformance.stacks.reference_runner import ReferenceRunner
     from conformance.stacks.reference_selection import ReferenceSelection
+    from conformance.stacks.shared import FilePart
 
 
 def open_stack(options: StackOptions) -> ReferenceStack:
@@ -354,6 +355,12 @@ class ReferenceExperts:
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8)
+
+    def share(self, part: FilePart) -> None:
+        """Any memory is a source here."""
+
+    def unshare(self, part: FilePart) -> None:
+        pass
 
     def _data(self, parameter: str) -> torch.Tensor:
         if self._held is None:

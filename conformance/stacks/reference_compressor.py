@@ -28,9 +28,7 @@ class ReferenceCompressor:
         for token, (position, request, slot) in enumerate(
             zip(positions.tolist(), requests.tolist(), slots.tolist(), strict=True)
         ):
-            kept = self._kept.setdefault(request, [])
-            if position == 0:
-                kept.clear()
+            kept = self._state(request, position)
             kept.append((kv[token], gate[token] + r.bias[position % r.ratio]))
             if position % r.ratio == r.ratio - 1:
                 done.append(self._entry(kept))
@@ -43,6 +41,12 @@ class ReferenceCompressor:
             rms = (entries.square().sum(1, keepdim=True) / entries.shape[1] + r.eps).sqrt()
             turned = reference_rope.rotate(entries / rms * r.norm, place, r.table)
             reference_cache.store(pages, torch.tensor(where, device=kv.device), turned)
+
+    def _state(self, request: int, position: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What is kept of a request; of one that begins, nothing."""
+        if position == 0:
+            self._kept.pop(request, None)
+        return self._kept.setdefault(request, [])
 
     def _entry(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """(512,) float32: of an overlapping entry earlier tokens bring their first channels, later ones their last."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from conformance.errors import NotSupported
-from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.engine_protocol import Answer, Block, Drafts, EngineRequest, Likely
 from conformance.stacks.reference_forward import Forward, watched
 from conformance.stacks.reference_shards import Shards, read
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KINDS = (
     *("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "limit", "indexer"),
     *("one-token", "unsteady", "batch", "cache", "chunk"),
+    *("draft", "undrafted", "unverified", "frozen"),
 )
 _LARGEST = 1 << 28
 
@@ -51,7 +52,8 @@ class ReferenceSession:
         shards = [Shards(held, config, request.tp, rank, fault) for rank in range(request.tp)]
         self._forward = Forward(config, shards, fault)
         self._kind, self._cached, self._calls = fault.get("kind"), request.prefix_cache, 0
-        self._chunk = request.chunk
+        self._chunk, self._draft, self._graph = request.chunk, request.draft, request.graph
+        self._verified: list[int] = []
         self._asked: list[list[int]] = []
         self._after: dict[tuple[int, ...], torch.Tensor] = {}
         self.notes = [f"{request.tp} ranks in one process, BF16 between blocks", *([f"FAULT {fault}"] if fault else [])]
@@ -65,7 +67,7 @@ class ReferenceSession:
             if self._kind == "cache" and self._cached and self._asked:
                 known[:4] = self._asked[-1][:4]
             self._asked.append(list(prompt))
-            answers.append(self._answer(known, tokens, top))
+            answers.append(self._drafted(known, tokens, top) if self._draft else self._answer(known, tokens, top))
         return answers
 
     def _prompt(self, known: list[int]) -> tuple[torch.Tensor, list[int]]:
@@ -89,14 +91,34 @@ class ReferenceSession:
         cached = 0 if taken else len(known)
         for _ in range(tokens):
             if made:
-                row = self._log_probabilities([*known, *made])[-1:]
+                said = made[:1] * len(made) if self._graph and self._kind == "frozen" else made
+                row = self._log_probabilities([*known, *said])[-1:]
                 taken.append(1)
             if self._kind == "one-token":
                 row = row.roll(-int(row.argmax()), 1)
             steps.append(_likely(row, top))
             made.append(int(steps[-1].ids[0, 0]))
-        likely = Likely(torch.cat([s.ids for s in steps]), torch.cat([s.values for s in steps]))
-        return Answer(made, "length", likely, cached, taken)
+        return Answer(made, "length", _joined(steps), cached, taken)
+
+    def _drafted(self, known: list[int], tokens: int, top: int) -> Answer:
+        """As many draft tokens as the target would have said itself, and one of its own, a step."""
+        rows = [self._prompt(known)[0]]
+        made = [int(rows[0].argmax())]
+        while len(made) < tokens:
+            so_far = [*known, *made]
+            drafts = [] if self._kind == "undrafted" else self._forward.drafts(so_far, self._draft)
+            after = self._log_probabilities([*so_far, *drafts])[len(so_far) - 1 :]
+            own = after.argmax(1).tolist()
+            right = next((n for n, (d, t) in enumerate(zip(drafts, own, strict=False)) if d != t), len(drafts))
+            right = max(right, 1) if self._kind == "unverified" else right
+            made += [*drafts[:right], own[right]]
+            rows.append(after[: right + 1])
+            self._verified += [right] if drafts else []
+        return Answer(made[:tokens], "length", _likely(torch.cat(rows)[:tokens], top))
+
+    def drafts(self) -> Drafts:
+        counts = (sum(right > n for right in self._verified) for n in range(self._draft))
+        return Drafts(len(self._verified), tuple(counts))
 
     def score(self, sequence: Sequence[int], top: int) -> Likely:
         return _likely(self._log_probabilities(sequence)[:-1], top)
@@ -115,6 +137,10 @@ class ReferenceSession:
         if self._kind == "unsteady" and self._calls % 3 == 0:
             logits = logits * (1 + 2.0**-20)
         return logits - torch.logsumexp(logits, 1, keepdim=True)
+
+
+def _joined(steps: Sequence[Likely]) -> Likely:
+    return Likely(torch.cat([s.ids for s in steps]), torch.cat([s.values for s in steps]))
 
 
 def _likely(rows: torch.Tensor, top: int) -> Likely:

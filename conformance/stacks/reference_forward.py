@@ -32,22 +32,59 @@ class Forward:
     @torch.no_grad()
     def logits(self, tokens: Tensor, watch: Watch | None = None) -> Tensor:
         """tokens (S,) -> (S, vocabulary)."""
-        c = self.c
-        streams = torch.stack([torch.cat([s.embedding for s in self.shards])[tokens]] * c["hc_mult"], 1)
-        for layer in range(c["num_hidden_layers"]):
-            for kind, block in (("attn", self._attention), ("ffn", self._experts)):
-                give, take, stay = self._mixes(f"layers.{layer}.hc_{kind}", streams)
-                x = torch.einsum("sn,snh->sh", give, streams)
-                x = to_bf16(self._normed(x, self.one.plain(f"layers.{layer}.{kind}_norm.weight")))
-                y = block(layer, x, tokens)
-                if watch:
-                    watch(f"layers.{layer}.{kind}", x, y)
-                streams = to_bf16(torch.einsum("sn,sh->snh", take, y) + torch.einsum("sij,sih->sjh", stay, streams))
-        w = self._project("hc_head", streams)
-        share = 1 / (1 + torch.exp(-(w * self.one.plain("hc_head_scale") + self.one.plain("hc_head_base"))))
-        x = torch.einsum("sn,snh->sh", share + c["hc_eps"], streams)
-        x = to_bf16(self._normed(x, self.one.plain("norm.weight")))
+        return self.read("", self.streams(tokens, watch))
+
+    @torch.no_grad()
+    def streams(self, tokens: Tensor, watch: Watch | None = None) -> Tensor:
+        """tokens (S,) -> the residual streams after the last layer (S, n, H)."""
+        streams = torch.stack([self.embedded(tokens)] * self.c["hc_mult"], 1)
+        for layer in range(self.c["num_hidden_layers"]):
+            streams = self.layer(f"layers.{layer}", self.c["compress_ratios"][layer], tokens, streams, watch)
+        return streams
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        return torch.cat([s.embedding for s in self.shards])[tokens]
+
+    @torch.no_grad()
+    def layer(self, where: str, ratio: int, tokens: Tensor, streams: Tensor, watch: Watch | None = None) -> Tensor:
+        """Streams (S, n, H) after the attention and the experts of `layers.0`, or of `mtp.0`."""
+        for kind in ("attn", "ffn"):
+            give, take, stay = self._mixes(f"{where}.hc_{kind}", streams)
+            x = torch.einsum("sn,snh->sh", give, streams)
+            x = to_bf16(self._normed(x, self.one.plain(f"{where}.{kind}_norm.weight")))
+            name = f"{where}.{kind}"
+            y = self._attention(name, ratio, x) if kind == "attn" else self._experts(name, x, tokens)
+            if watch:
+                watch(name, x, y)
+            streams = to_bf16(torch.einsum("sn,sh->snh", take, y) + torch.einsum("sij,sih->sjh", stay, streams))
+        return streams
+
+    @torch.no_grad()
+    def read(self, prefix: str, streams: Tensor) -> Tensor:
+        """Streams (S, n, H) -> logits (S, vocabulary), by the norm and the collapse of the target, or of `mtp.0.`."""
+        plain = self.one.plain
+        w = self._project(f"{prefix}hc_head", streams)
+        share = 1 / (1 + torch.exp(-(w * plain(f"{prefix}hc_head_scale") + plain(f"{prefix}hc_head_base"))))
+        x = torch.einsum("sn,snh->sh", share + self.c["hc_eps"], streams)
+        x = to_bf16(self._normed(x, plain(f"{prefix}norm.weight")))
         return torch.cat([to_bf16(x @ s.head.T) for s in self.shards], 1)
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], number: int) -> list[int]:
+        """What the draft layer thinks will follow: at each position it sees what the target made of the token there,
+        and the token after it."""
+        one, streams = self.one, self.streams(torch.tensor(tokens[:-1]))
+        made: list[int] = []
+        while len(made) < number:
+            after = torch.tensor([*tokens[1:], *made])
+            words = self._normed(self.embedded(after), one.plain("mtp.0.enorm.weight"))
+            words = to_bf16(words * (torch.arange(len(after)) > 0)[:, None]) @ one.whole("mtp.0.e_proj").mT
+            seen = to_bf16(self._normed(streams, one.plain("mtp.0.hnorm.weight"))) @ one.whole("mtp.0.h_proj").mT
+            ratio = self.c["compress_ratios"][self.c["num_hidden_layers"]]
+            drafted = self.layer("mtp.0", ratio, after, to_bf16(seen + words[:, None]))
+            made.append(int(self.read("mtp.0.", drafted[-1:]).argmax()))
+            streams = torch.cat([streams, drafted[-1:]])
+        return made
 
     def _summed(self, parts: list[Tensor]) -> Tensor:
         """The all-reduce: each rank's part as BF16, one after the other."""
@@ -105,9 +142,8 @@ class Forward:
         turned = torch.view_as_real(pairs * (phase[:, None] if x.dim() == 3 else phase)).flatten(-2)
         return torch.cat([x[..., :-wide], turned], -1)
 
-    def _attention(self, layer: int, x: Tensor, tokens: Tensor) -> Tensor:
-        c, name = self.c, f"layers.{layer}.attn"
-        ratio, width = c["compress_ratios"][layer], c["head_dim"]
+    def _attention(self, name: str, ratio: int, x: Tensor) -> Tensor:
+        width = self.c["head_dim"]
         at = torch.arange(len(x))
         low = to_bf16(self._normed(x @ self.one.whole(f"{name}.wq_a").mT, self.one.plain(f"{name}.q_norm.weight")))
         own = self._normed(x @ self.one.whole(f"{name}.wkv").mT, self.one.plain(f"{name}.kv_norm.weight"))
@@ -185,8 +221,8 @@ class Forward:
 
     # experts -------------------------------------------------------------------------------------------------------
 
-    def _experts(self, layer: int, x: Tensor, tokens: Tensor) -> Tensor:
-        c, name = self.c, f"layers.{layer}.ffn"
+    def _experts(self, name: str, x: Tensor, tokens: Tensor) -> Tensor:
+        c = self.c
         logit = x @ self.one.plain(f"{name}.gate.weight").mT
         score = torch.sqrt(torch.log1p(torch.exp(-logit.abs())) + logit.clamp(min=0))
         if self.one.has(f"{name}.gate.tid2eid"):

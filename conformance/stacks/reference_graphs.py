@@ -8,6 +8,7 @@ from Python lists, are noted as incidents: on a GPU they would be a host sync an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from torch.utils._pytree import tree_leaves
 
 from conformance.stacks import reference_numerics as numerics
 from conformance.stacks.attention_protocol import AttentionKernel
-from conformance.stacks.graph_protocol import AttendBuffers, AttendRequest, Buffers, LayerBuffers, LayerRequest
+from conformance.stacks.graph_protocol import (
+    AttendBuffers,
+    AttendRequest,
+    Buffers,
+    LayerBuffers,
+    LayerRequest,
+    Step,
+)
 from conformance.stacks.graphed_calls import attend_call
 from conformance.stacks.protocols import LoadedWeights, MoeRequest
 from conformance.stacks.reference_moe import swiglu, swiglu_in_steps
@@ -80,14 +88,18 @@ class ReferenceLayerGraphs:
 
 
 class ReferenceGraphedLayer:
-    def __init__(self, step: Any):
-        self.step = step
+    def __init__(self, step: Step):
+        self._step: Step | None = step
+
+    def change(self, wrap: Callable[[Step], Step]) -> None:
+        assert self._step
+        self._step = wrap(self._step)
 
     def eager(self, buffers: Any) -> None:
-        self.step(buffers)
+        self._call(buffers)
 
     def warm_up(self, buffers: Any) -> None:
-        self.step(buffers)
+        self._call(buffers)
 
     def pool(self) -> list[Any]:
         return []
@@ -95,7 +107,7 @@ class ReferenceGraphedLayer:
     def capture(self, buffers: Any, pool: list[Any] | None = None) -> _Recorded:
         recorded = _Recorded()
         with recorded:
-            self.step(buffers)
+            self._call(buffers)
         if pool is not None:
             pool.append(recorded)
         return recorded
@@ -108,7 +120,11 @@ class ReferenceGraphedLayer:
             torch.full((1 << size,), 255, dtype=torch.uint8)
 
     def close(self) -> None:
-        self.step = None
+        self._step = None
+
+    def _call(self, buffers: Any) -> None:
+        assert self._step
+        self._step(buffers)
 
 
 class _Experts:

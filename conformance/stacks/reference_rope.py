@@ -12,7 +12,7 @@ def table(config: dict[str, Any], ratio: int, positions: int) -> torch.Tensor:
     """cos | sin, (positions, 64) float32. With compression: YaRN."""
     theta = float(config["compress_rope_theta"] if ratio else config["rope_theta"])
     pairs = torch.arange(32, dtype=torch.float32)
-    frequency = torch.exp(pairs * (-math.log(theta) / 32))
+    frequency = torch.exp(pairs.double() * (-math.log(theta) / 32)).float()
     scaling = config.get("rope_scaling") if ratio else None
     if scaling:
         turns = scaling["original_max_position_embeddings"] / (2 * math.pi)

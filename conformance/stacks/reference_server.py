@@ -13,6 +13,12 @@ from conformance.stacks.reference_engine import ReferenceSession
 MODEL = "reference"
 
 
+class _Patient(ThreadingHTTPServer):
+    """Keeps as many clients waiting as a load sends: the default of 5 turns some away."""
+
+    request_queue_size = 128
+
+
 class ReferenceServer:
     """See engine_protocol.Served."""
 
@@ -69,7 +75,7 @@ class ReferenceServer:
             def log_message(self, *_: Any) -> None:
                 """Nothing: the harness's terminal is not the server's log."""
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = _Patient(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"

@@ -69,12 +69,16 @@ class Shards:
         return self.whole(f"{name}.wo_a").chunk(self._tp)[self._rank].unflatten(0, (self._groups, -1))
 
     def wo_b(self, name: str) -> Tensor:
-        return self.whole(f"{name}.wo_b").chunk(self._tp, 1)[self._rank]
+        return self.whole(f"{name}.wo_b").chunk(self._tp, 1)[self._place(name)]
+
+    def _place(self, name: str) -> int:
+        """Whose part of a projection's inputs is taken: another plan gives the draft layer its neighbour's."""
+        other = self._fault.get("kind") == "draft" and name.startswith("mtp.")
+        return (self._rank + other) % self._tp
 
     def sink(self, name: str) -> Tensor:
         mine = self.plain(f"{name}.attn_sink").chunk(self._tp)[self._rank]
-        layer = int(name.split(".")[1])
-        lost = self._fault.get("kind") == "sink" and layer == self._fault.get("layer", 0)
+        lost = self._fault.get("kind") == "sink" and name.startswith(f"layers.{self._fault.get('layer', 0)}.")
         return torch.full_like(mine, -torch.inf) if lost else mine
 
     def shared(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,19 +93,18 @@ class Shards:
         for part, dim in (("w1", 0), ("w3", 0), ("w2", 1)):
             prefix = f"{name}.experts.{expert}.{part}"
             pair = [self._held[f"{prefix}.{kind}"].view(torch.uint8) for kind in ("weight", "scale")]
-            pair = [self._spoilt(t, int(name.split(".")[1]), expert, part, n) for n, t in enumerate(pair)]
-            mine = [t.chunk(self._tp, dim)[self._rank].contiguous() for t in pair]
+            pair = [self._spoilt(t, name, expert, part, n) for n, t in enumerate(pair)]
+            place = self._place(name) if part == "w2" else self._rank
+            mine = [t.chunk(self._tp, dim)[place].contiguous() for t in pair]
             made.append(weights(*mine))
         return made[0], made[1], made[2]
 
-    def _spoilt(self, stored: Tensor, layer: int, expert: int, part: str, scale: int) -> Tensor:
+    def _spoilt(self, stored: Tensor, name: str, expert: int, part: str, scale: int) -> Tensor:
         """As a faulty loader takes it from the checkpoint."""
         f = self._fault
         kind, parts = f.get("kind"), f.get("parts", ("packed", "scales"))
-        here = (layer, self._rank) == (f.get("layer", 0), f.get("rank", 0)) and f.get("expert", expert) in (
-            None,
-            expert,
-        )
+        here = name.startswith(f"layers.{f.get('layer', 0)}.") and self._rank == f.get("rank", 0)
+        here &= f.get("expert", expert) in (None, expert)
         if not here or (("scales" if scale else "packed") not in parts):
             return stored
         if kind == "w2" and part == "w2":

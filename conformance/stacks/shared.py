@@ -1,7 +1,10 @@
-"""Bulk tensors between two processes: mmapped files in a private folder, unlinked as soon as both sides hold them."""
+"""Bulk tensors between two processes: mmapped files in a private folder, unlinked as soon as both sides hold them, and
+mmapped parts of files that were there before.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +12,8 @@ from typing import TYPE_CHECKING
 from conformance.errors import AdapterError
 
 if TYPE_CHECKING:
+    from io import FileIO
+
     import torch
 
 _ALIGNMENT = 4096
@@ -42,5 +47,27 @@ class SharedBuffer:
 
     def offset(self, view: torch.Tensor) -> int | None:
         """Where a contiguous uint8 view starts in this buffer, in bytes; None if it is no view into it."""
-        start = view.data_ptr() - self.tensor.data_ptr()
-        return start if start >= 0 and start + view.numel() <= self.nbytes else None
+        return _offset(self.tensor, view)
+
+
+class FilePart:
+    """Bytes [start, start + nbytes) of a file, as the system holds them: nothing is copied, nothing written back.
+
+    Another process maps the same by `path` and `start`, which is a whole page.
+    """
+
+    def __init__(self, file: FileIO, path: Path, start: int, nbytes: int) -> None:
+        import torch
+
+        self.path, self.start, self.nbytes = path, start, nbytes
+        held = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY, offset=start)
+        self.tensor = torch.frombuffer(held, dtype=torch.uint8)
+
+    def offset(self, view: torch.Tensor) -> int | None:
+        """As SharedBuffer's."""
+        return _offset(self.tensor, view)
+
+
+def _offset(memory: torch.Tensor, view: torch.Tensor) -> int | None:
+    start = view.data_ptr() - memory.data_ptr()
+    return start if start >= 0 and start + view.numel() <= memory.numel() else None

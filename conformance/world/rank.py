@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import StackError, one_line
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.parts import planted_parts
 from conformance.provenance.loaded import LoadedMaps
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import Stack, StackOptions
+from conformance.target import Target
 from conformance.world.member import Member
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from conformance import expected
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
-from conformance.stacks.attention_protocol import AttendCall, Part, Phase
+from conformance.stacks.attention_protocol import AttendCall, Part, Phase, Sparse
 from suites.attention.scene import Scene
 
 D = 512
@@ -55,9 +55,11 @@ class Bench:
         return q
 
     def every_q(self, scene: Scene) -> torch.Tensor:
-        """(T, the model's heads, D) bfloat16."""
+        """(T, the model's heads, D) bfloat16. Every fifth token's scores are 199 and -199: see `scene.COMMON`."""
         shape = len(scene.positions), self.context.geometry.attention_heads, D
-        return (2 * torch.randn(shape, generator=self.rng(1))).bfloat16().to(self.can.device)
+        q = 2 * torch.randn(shape, generator=self.rng(1))
+        q[2::5, :, -1] = 1128
+        return q.bfloat16().to(self.can.device)
 
     def sinks(self, rank: int) -> torch.Tensor:
         """(P,) float32, no two alike; -inf behind the rank's real heads."""
@@ -74,6 +76,16 @@ class Bench:
     def call(self, scene: Scene, rank: int, phase: Phase) -> AttendCall:
         window, compressed = scene.sparse(self.can)
         return AttendCall(phase, self.q(scene, rank), self.sinks(rank), self.scale, window, compressed)
+
+    @staticmethod
+    def of_tokens(call: AttendCall, tokens: slice) -> AttendCall:
+        """The same caches, and those queries alone."""
+
+        def cut(part: Sparse) -> Sparse:
+            return part._replace(slots=part.slots[tokens].contiguous(), lengths=part.lengths[tokens].contiguous())
+
+        compressed = cut(call.compressed) if call.compressed is not None else None
+        return call._replace(q=call.q[tokens].contiguous(), window=cut(call.window), compressed=compressed)
 
     def attend(self, call: AttendCall) -> torch.Tensor:
         """out (T, P, D) bfloat16, poisoned with NaN before."""

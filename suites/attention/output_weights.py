@@ -12,8 +12,8 @@ from conformance.stacks.attention_protocol import OutputRequest
 from references import attention_output, attention_rope
 from suites.attention.bench import Bench, D
 
-_ONE, _PLAIN = 0x38, 127  # E4M3's 1.0, E8M0's 2^0
-POSITIONS = 3000
+_ONE, _PLAIN, _BLOCK = 0x38, 127, 128  # E4M3's 1.0, E8M0's 2^0
+POSITIONS = 9000
 
 
 class Weights(NamedTuple):
@@ -102,6 +102,20 @@ def random(bench: Bench, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.
         scale = torch.randint(middle - 2, middle + 3, _scale(codes).shape, generator=rng).to(torch.uint8)
         made += [codes, scale]
     return made[0], made[1], made[2], made[3]
+
+
+def uneven(bench: Bench, cut: Weights) -> tuple[Weights, torch.Tensor]:
+    """The same with columns of wo_a, in blocks of 128, up to 2^30 times as large, and factors (heads, D) that make as
+    much smaller what they meet: the four blocks of a head differ, and each counts as much as the others. So do rows of
+    wo_a, and columns of wo_b. Virtual groups stay as they are."""
+    low, wide, _ = sizes(bench)
+    device = cut.wo_a.device
+    power = torch.arange(wide // _BLOCK, device=device) * 20 % 31
+    between = torch.arange(low * bench.groups // _BLOCK, device=device)[:, None] * 20 % 31
+    a_scale = (cut.wo_a_scale + power - between).where(cut.wo_a_scale > 0, 0).to(torch.uint8)
+    b_scale = (cut.wo_b_scale + between.T).where(cut.wo_b_scale > 0, 0).to(torch.uint8)
+    factors = torch.exp2(-power.float()).repeat_interleave(_BLOCK).view(-1, D).repeat(bench.groups, 1)
+    return cut._replace(wo_a_scale=a_scale, wo_b_scale=b_scale), factors.bfloat16()
 
 
 def table(bench: Bench) -> torch.Tensor:

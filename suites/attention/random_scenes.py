@@ -19,6 +19,8 @@ from suites.attention.scene import Scene
 
 RATIOS = (0, 4, 128)
 ASKED: dict[Phase, tuple[tuple[int, int], ...]] = {"decode": scene.DECODE, "prefill": scene.PREFILL}
+#: More queries than a tile has, in a window alone, and those among them that are compared.
+_MANY, _SOME = ((300, 150),), (0, 15, 16, 31, 32, 63, 64, 65, 127, 128, 149)
 #: Chance that a right kernel fails any one element of all that a claim compares.
 ALARM = 1e-6
 
@@ -46,14 +48,39 @@ def _cases(bench: Bench, ratio: int) -> list[Case]:
         for rank in bench.context.ranks:
             call = bench.call(one, rank, phase)
             found.append(Case(phase, rank, one, bench.attend(call), known_due(bench, one, ratio, phase, rank)))
+        found.append(_more(bench, ratio, phase))
     return found
+
+
+def _more(bench: Bench, ratio: int, phase: Phase) -> Case:
+    """Without compression many queries, of which some are compared; with it the one that sees most, alone in a call."""
+    rank = bench.context.ranks[0]
+    if ratio:
+        one = made(bench, ratio, phase)
+        row = int(one.positions.argmax())
+        some, asked = [row], bench.of_tokens(bench.call(one, rank, phase), slice(row, row + 1))
+        out = bench.attend(asked)
+    else:
+        one, some = scene.scene(bench.can, bench.context.target.seed, 0, _MANY), list(_SOME)
+        whole = bench.call(one, rank, phase)
+        out = bench.attend(whole)[some]
+        asked = whole._replace(q=whole.q[some])
+    few, real = one.only(torch.tensor(some, device=one.positions.device)), bench.real(rank)
+    right = remembered(
+        bench, ("more", ratio, phase), lambda: _within(bench, few, asked.q[:, :real], asked.sinks[:real])
+    )
+    return Case(phase, rank, few, out, right)
+
+
+def _within(bench: Bench, one: Scene, q: torch.Tensor, sinks: torch.Tensor) -> Bounded:
+    return attention_bound.attended(q, one.seen, sinks, bench.scale, one.keys, bench.can.probabilities)
 
 
 def due(bench: Bench, one: Scene, rank: int) -> Bounded:
     """The rank's real heads alone, as if there were no others."""
     real = slice(bench.real(rank))
     q, sinks = bench.q(one, rank)[:, real], bench.sinks(rank)[real]
-    return attention_bound.attended(q, one.seen, sinks, bench.scale, one.keys, bench.can.probabilities)
+    return _within(bench, one, q, sinks)
 
 
 #: By what it follows from: contexts of one process that differ in the kernel alone share it.
@@ -89,7 +116,8 @@ def judged(context: Context, ratio: int) -> Evidence:
         real = case.got[:, : bench.real(case.rank)]
         ratio_ = bench.within(case.phase, real, case.due.value, case.due.bound(allowed), case.rank)
         worst = max(worst, ratio_)
-        measured[f"rank {case.rank}, {case.phase}"] = {
+        tokens = f"{len(case.scene.positions)} tokens"
+        measured[f"rank {case.rank}, {case.phase}, {tokens}"] = {
             "err/bound": round(ratio_, 4),
             "relative": relative(real, case.due.value),
         }

@@ -1,6 +1,8 @@
-"""Compressed entries as they are stored, of two requests whose tokens come in odd chunks."""
+"""Compressed entries as they are stored, of requests whose tokens come in odd chunks, in slots that are used again."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +19,41 @@ _EPS, _UNTOUCHED = 1e-6, 0xAB
 #: FP32: softmax over 128 places, a sum, a norm over 512, a rotation. Then BF16 once: vLLM 0.33.0 rounds an entry to it
 #: before it is quantised (`fused_compress_quant_cache`).
 _FP32, _BF16 = 2.0**-19, 2.0**-8
-_CHUNKS = {4: (3, 1, 5, 7, 16, 1, 17, 26), 128: (3, 125, 1, 127, 5, 120)}
+#: A score is rounded where its bias is added, and where it is turned into a power of two.
+_SCORE = 2.0**-22
+#: Calls, as (stream, tokens) in ascending order of request slots. Streams 0 and 2 have slot 0 one after the other,
+#: stream 1 has slot 1: it comes alone too, at positions of its own, and in chunks that complete several entries.
+_SLOTS = (0, 1, 0)
+_CALLS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
+    4: (
+        ((0, 3), (1, 1)),
+        ((0, 1), (1, 1)),
+        ((1, 5),),
+        ((0, 7), (1, 14)),
+        ((1, 530),),
+        ((0, 26), (1, 1)),
+        ((2, 3), (1, 17)),
+        ((2, 10),),
+    ),
+    128: (
+        ((0, 3), (1, 125)),
+        ((0, 1), (1, 3)),
+        ((1, 1),),
+        ((0, 131), (1, 127)),
+        ((1, 400),),
+        ((0, 7), (1, 10)),
+        ((2, 125), (1, 5)),
+        ((2, 4), (1, 1)),
+    ),
+}
+
+
+class _Stream(NamedTuple):
+    """One request from position 0: kv and gate (S, columns), and the slot of each entry (S // ratio,)."""
+
+    kv: torch.Tensor
+    gate: torch.Tensor
+    slots: torch.Tensor
 
 
 @claim("attention.compress.c4")
@@ -33,59 +69,76 @@ def c128(stack: Stack, context: Context) -> Evidence:
 
 def _judged(context: Context, ratio: int) -> Evidence:
     bench = Bench(context, "compressor")
-    can, rng, chunks = bench.can, bench.rng(30 + ratio), _CHUNKS[ratio]
-    length, columns = sum(chunks), 2 * D if ratio == 4 else D
-    entries, tokens = length // ratio, can.c4_tokens if ratio == 4 else can.c128_tokens
-    kv, gate = (torch.randn(2, length, columns, generator=rng) * spread for spread in (3.0, 2.0))
+    can, rng, calls = bench.can, bench.rng(30 + ratio), _CALLS[ratio]
+    columns, tokens = 2 * D if ratio == 4 else D, can.c4_tokens if ratio == 4 else can.c128_tokens
+    lengths = [sum(size for call in calls for of, size in call if of == number) for number in range(len(_SLOTS))]
+    entries = [length // ratio for length in lengths]
     bias, norm = torch.randn(ratio, columns, generator=rng), 1 + 0.2 * torch.randn(D, generator=rng)
-    table = attention_rope.table(attention_rope.of_layer(context.geometry.config, ratio), length).float()
+    table = attention_rope.table(attention_rope.of_layer(context.geometry.config, ratio), max(lengths)).float()
     fp8 = can.kv == "fp8_ds_mla"
-    pages = 2 + 2 * entries // tokens
+    pages = 2 + sum(entries) // tokens
     data = torch.full((pages, attention_cache.page_bytes(tokens, fp8)), _UNTOUCHED, dtype=torch.uint8)
-    at = torch.randperm(pages * tokens, generator=rng)[: 2 * entries].view(2, entries)
-    kv, gate, bias, norm, table, data, at = (p.to(can.device) for p in (kv, gate, bias, norm, table, data, at))
-    compressor = bench.kernel.compressor(CompressorRequest(ratio, bias, norm, _EPS, table, 2))
-    done = 0
-    for size in chunks:
-        place = torch.arange(done, done + size, device=can.device)
-        complete = place % ratio == ratio - 1
-        slots = torch.where(complete, at[:, (place // ratio).clamp(max=entries - 1)], -1)
-        compressor.run(
-            kv[:, place].flatten(0, 1),
-            gate[:, place].flatten(0, 1),
-            place.repeat(2),
-            torch.arange(2, device=can.device, dtype=torch.int32).repeat_interleave(size),
-            Pages(data, tokens),
-            slots.flatten(),
-        )
-        done += size
+    places = torch.randperm(pages * tokens, generator=rng)[: sum(entries)].split(entries)
+    bias, norm, table, data = (p.to(can.device) for p in (bias, norm, table, data))
+    streams = [
+        _Stream(*(part.to(can.device) for part in (*_tokens(length, columns, ratio, rng), at)))
+        for length, at in zip(lengths, places, strict=True)
+    ]
+    compressor = bench.kernel.compressor(CompressorRequest(ratio, bias, norm, _EPS, table, len(set(_SLOTS))))
+    done = [0] * len(streams)
+    for call in calls:
+        given = []
+        for number, size in call:
+            given.append(_given(streams[number], _SLOTS[number], done[number], size, ratio))
+            done[number] += size
+        kv, gate, positions, requests, slots = (torch.cat(part) for part in zip(*given, strict=True))
+        compressor.run(kv, gate, positions, requests, Pages(data, tokens), slots)
     compressor.close()
     measured = {}
-    for request in range(2):
-        due = attention_compress.entries(kv[request], gate[request], bias, norm, _EPS, table, ratio)
-        got = attention_cache.read(data, at[request], tokens, fp8)
-        noise = _noise(kv[request], gate[request], bias, norm, ratio)
-        bound = _bound(due, noise, data, at[request], tokens, fp8)
-        where = f"request {request}, (entry, channel)"
-        measured[f"request {request}, err/bound"] = round(bench.within(where, got, due, bound), 4)
+    for number, stream in enumerate(streams):
+        due = attention_compress.entries(stream.kv, stream.gate, bias, norm, _EPS, table, ratio)
+        got = attention_cache.read(data, stream.slots, tokens, fp8)
+        noise = _noise(stream.kv, stream.gate, bias, norm, ratio)
+        bound = _bound(due, noise, data, stream.slots, tokens, fp8)
+        where = f"request {number} of {len(streams)}, (entry, channel)"
+        measured[f"request {number}, err/bound"] = round(bench.within(where, got, due, bound), 4)
         if fp8:
-            _scales(bench, request, due, noise, attention_cache.rows(data, at[request], tokens)[1])
+            _scales(bench, number, due, noise, attention_cache.rows(data, stream.slots, tokens)[1])
     return bench.evidence(
-        f"{entries} entries of each of 2 requests, in chunks of {', '.join(map(str, chunks))}",
+        f"{', '.join(map(str, entries))} entries of {len(streams)} requests in {len(set(_SLOTS))} slots",
         "stored next to the exact value",
         measured,
         1.0,
     )
 
 
+def _tokens(length: int, columns: int, ratio: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """kv and gate (length, columns). Gates of a channel lie around -160 .. 160, Ca's as Cb's: exponentials overflow, or
+    vanish all, without their maximum. Tokens of some entries are zeros, then 2^-10 as large: eps decides there."""
+    kv, gate = (torch.randn(length, columns, generator=rng) * spread for spread in (3.0, 2.0))
+    gate += 80.0 * torch.randint(-2, 3, (D,), generator=rng).repeat(columns // D)
+    kv[2 * ratio : 4 * ratio] = 0
+    kv[4 * ratio : 6 * ratio] *= 2.0**-10
+    return kv, gate
+
+
+def _given(stream: _Stream, request: int, done: int, size: int, ratio: int) -> tuple[torch.Tensor, ...]:
+    """kv, gate, positions, requests and slots of the stream's next tokens."""
+    place = torch.arange(done, done + size, device=stream.kv.device)
+    entry = (place // ratio).clamp(max=max(len(stream.slots) - 1, 0))
+    slots = torch.where(place % ratio == ratio - 1, stream.slots[entry], -1)
+    return stream.kv[place], stream.gate[place], place, torch.full_like(place, request).int(), slots
+
+
 def _noise(kv: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor, norm: torch.Tensor, ratio: int) -> torch.Tensor:
     """(entries, 512): how far FP32 may be off, and BF16 once: both in units of the sums' sizes."""
     pooled = attention_compress.pooled(kv, gate, bias, ratio)
     size = attention_compress.pooled(kv.abs(), gate, bias, ratio)
+    largest = (gate.double().abs().amax() + bias.double().abs().amax()).item()
     factor = torch.rsqrt(pooled.square().mean(1, keepdim=True) + _EPS) * norm.double().abs()
     value, size = factor * pooled.abs(), factor * size
     turned = attention_rope.turn_size
-    return _FP32 * (size + turned(size)) + _BF16 * (value + turned(value))
+    return (_FP32 + _SCORE * largest) * (size + turned(size)) + _BF16 * (value + turned(value))
 
 
 def _bound(

@@ -77,8 +77,9 @@ def finite(stack: Stack, context: Context) -> Evidence:
 
 
 def _emptied(sparse: Sparse) -> Sparse:
-    """The same cache, of which nobody sees anything."""
-    return sparse._replace(slots=torch.full_like(sparse.slots, -1), lengths=torch.zeros_like(sparse.lengths))
+    """The same cache, of which nobody sees anything: no slot counts, or in every other row one that is -1."""
+    lengths = torch.arange(len(sparse.lengths), device=sparse.lengths.device) % 2
+    return sparse._replace(slots=torch.full_like(sparse.slots, -1), lengths=lengths.to(sparse.lengths.dtype))
 
 
 @claim("attention.sink.weight")

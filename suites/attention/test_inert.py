@@ -145,9 +145,12 @@ def _moves(bench: Bench, ratio: int, phase: Phase, rank: int, clean: torch.Tenso
 
 @claim("attention.memory.canaries")
 def canaries(stack: Stack, context: Context) -> Evidence:
-    """Outputs alone are written: not what lies next to them, and neither queries nor sinks, slots or caches."""
+    """Outputs alone are written: not what lies next to them, and neither queries nor sinks, slots or caches; of a call
+    without tokens nothing."""
     bench = Bench(context, "attend")
     for phase in bench.can.phases:
+        nobody = bench.of_tokens(bench.call(random_scenes.made(bench, 4, phase), context.ranks[0], phase), slice(0))
+        bench.attend(nobody)
         for ratio in random_scenes.RATIOS:
             for rank in context.ranks:
                 call = bench.call(random_scenes.made(bench, ratio, phase), rank, phase)

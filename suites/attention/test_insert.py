@@ -14,6 +14,9 @@ from suites.attention.bench import Bench, D
 
 _NOPE, _BLOCK = attention_cache.NOPE, attention_cache.BLOCK
 _UNTOUCHED = 0xAB
+_POSITIONS = 9000
+#: Slots of the cache that is written to, past 2^15.
+_SLOTS = 40_000
 #: FP32 products and their sum: 2^-23 of |even| + |odd|, and as much again for fused orders.
 _FP32 = 2.0**-22
 
@@ -24,11 +27,12 @@ class _Inserted:
     def __init__(self, bench: Bench, kv: torch.Tensor, number: int):
         rng, can = bench.rng(number), bench.can
         self.fp8, tokens = can.kv == "fp8_ds_mla", can.window_tokens
-        pages = 2 + 2 * len(kv) // tokens
-        self.positions = torch.randint(0, 4000, (len(kv),), generator=rng)
+        pages = -(-_SLOTS // tokens)
+        self.positions = torch.randint(0, _POSITIONS, (len(kv),), generator=rng)
         slots = torch.randperm(pages * tokens, generator=rng)[: len(kv)]
         slots[torch.arange(3, len(kv), 11)] = -1
-        self.table = attention_rope.table(attention_rope.of_layer(bench.context.geometry.config, 4), 4000).float()
+        angles = attention_rope.of_layer(bench.context.geometry.config, 4)
+        self.table = attention_rope.table(angles, _POSITIONS).float()
         data = torch.full((pages, attention_cache.page_bytes(tokens, self.fp8)), _UNTOUCHED, dtype=torch.uint8)
         moved = [part.to(can.device) for part in (kv.bfloat16(), self.positions, self.table, data, slots)]
         self.kv, self.positions, self.table, self.data, self.slots = moved
@@ -42,12 +46,12 @@ class _Inserted:
 
 
 def _blocks(bench: Bench, number: int) -> torch.Tensor:
-    """(72, 512) float32: blocks whose largest element is 448 2^n, and one BF16 step below and above it."""
+    """(150, 512) float32: blocks whose largest element is 448 2^n, and one BF16 step below and above it."""
     rng = bench.rng(number)
-    kv = torch.randn(72, D, generator=rng)
-    blocks = kv[:, :_NOPE].view(72, -1, _BLOCK)
-    power = torch.randint(-13, 4, (72, 7), generator=rng)  # from the power below which small blocks begin
-    top = 448.0 * torch.exp2(power.float()) * torch.tensor([1, 1 - 2.0**-8, 1 + 2.0**-7])[torch.arange(72) % 3, None]
+    kv = torch.randn(150, D, generator=rng)
+    blocks = kv[:, :_NOPE].view(150, -1, _BLOCK)
+    power = torch.randint(-13, 4, (150, 7), generator=rng)  # from the power below which small blocks begin
+    top = 448.0 * torch.exp2(power.float()) * torch.tensor([1, 1 - 2.0**-8, 1 + 2.0**-7])[torch.arange(150) % 3, None]
     blocks *= (top / blocks.abs().amax(2))[..., None] * 0.99
     blocks[:, :, 5] = top * torch.where(power % 2 == 0, 1, -1)
     return kv
@@ -120,7 +124,7 @@ def small(stack: Stack, context: Context) -> Evidence:
 def only(stack: Stack, context: Context) -> Evidence:
     """Slot -1 stores nothing, and no byte changes but those of the slots that were given."""
     bench = Bench(context, "insert")
-    put = _Inserted(bench, torch.randn(60, D, generator=bench.rng(15)), 16)
+    put = _Inserted(bench, torch.randn(150, D, generator=bench.rng(15)), 16)
     untouched = torch.ones_like(put.data, dtype=torch.bool)
     flat = untouched.view(-1)
     slots = put.slots[put.kept]

@@ -17,17 +17,18 @@ from suites.attention.bench import Bench, D
 from suites.attention.random_scenes import ALARM
 from suites.loader import whole
 
-_TOKENS = 9
+#: More than a tile of 64 where every output is compared with its bound.
+_TOKENS, _MANY = 9, 70
 
 
-def _positions(bench: Bench, number: int) -> torch.Tensor:
-    at = torch.randint(0, weights.POSITIONS, (_TOKENS,), generator=bench.rng(number))
+def _positions(bench: Bench, number: int, tokens: int = _TOKENS) -> torch.Tensor:
+    at = torch.randint(0, weights.POSITIONS, (tokens,), generator=bench.rng(number))
     return at.to(bench.can.device)
 
 
-def _random(bench: Bench, rank: int) -> torch.Tensor:
+def _random(bench: Bench, rank: int, tokens: int = _TOKENS) -> torch.Tensor:
     """(T, P, D) bfloat16; what lies in virtual and pad heads is finite and not zero."""
-    o = torch.randn(_TOKENS, bench.padded, D, generator=bench.rng(70 + rank)).bfloat16()
+    o = torch.randn(tokens, bench.padded, D, generator=bench.rng(70 + rank)).bfloat16()
     return o.to(bench.can.device)
 
 
@@ -59,18 +60,23 @@ def groups(stack: Stack, context: Context) -> Evidence:
 
 @claim("attention.output.bound")
 def bound(stack: Stack, context: Context) -> Evidence:
-    """Random heads at random positions: rotated back, projected, mixed, every output within its bound."""
+    """Random heads at random positions, blocks of 128 channels of very different size: rotated back, projected, mixed,
+    every output within its bound, of many tokens and of one alone."""
     bench, measured = Bench(context, "output"), {}
     at, hidden = weights.table(bench).to(bench.can.device), context.geometry.hidden_size
-    allowed = deviations(len(context.ranks) * _TOKENS * hidden, ALARM)
+    allowed = deviations(len(context.ranks) * (_MANY + 1) * hidden, ALARM)
     for rank in context.ranks:
-        cut, o, positions = weights.of_rank(bench, rank, weights.random), _random(bench, rank), _positions(bench, 82)
+        cut, factors = weights.uneven(bench, weights.of_rank(bench, rank, weights.random))
+        o, positions = _random(bench, rank, _MANY), _positions(bench, 82, _MANY)
+        o[:, : bench.heads] *= factors
         with weights.opened(bench, cut) as run:
-            got = run(o, positions)
+            got, alone = run(o, positions), run(o[-1:].contiguous(), positions[-1:])
         own = attention_bound.exact(o[:, : bench.heads])
         right = attention_bound.projected(own, positions, at, *cut.decoded(), bench.groups, bench.can.projection)
-        worst = bench.within("(token, output)", got, right.value, right.bound(allowed), rank)
-        measured[f"rank {rank}"] = {"err/bound": round(worst, 4)}
+        limit = right.bound(allowed)
+        worst = bench.within("(token, output)", got, right.value, limit, rank)
+        lonely = bench.within("one token alone, (token, output)", alone, right.value[-1:], limit[-1:], rank)
+        measured[f"rank {rank}"] = {"err/bound": round(worst, 4), "one token": round(lonely, 4)}
     return bench.evidence("the projection is right on every rank", "err/bound at most 1", measured, 1.0)
 
 

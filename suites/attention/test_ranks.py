@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 import torch
 
 from conformance.context import Context
@@ -12,35 +15,42 @@ from references import attention_bound
 from references.bound import Bounded, deviations
 from suites.attention import output_weights as weights
 from suites.attention import random_scenes
-from suites.attention.bench import Bench
+from suites.attention.bench import Bench, relative
 from suites.attention.random_scenes import ALARM
+from suites.attention.ranks import RATIO
+from suites.attention.scene import Scene
 
 
 @claim("attention.ranks.sum")
 def summed(stack: Stack, context: Context) -> Evidence:
-    bench, measured = Bench(context, "attend", "output"), {}
-    phase, g = bench.can.phases[0], context.geometry
-    at = weights.table(bench).to(bench.can.device)
-    one = random_scenes.made(bench, 4, phase)
-    shape = (len(one.positions), g.hidden_size)
-    total, whole = (torch.zeros(shape, dtype=torch.float64, device=bench.can.device) for _ in range(2))
-    right: Bounded | None = None
-    for rank in range(context.target.tp):
-        cut = weights.of_rank(bench, rank, weights.random)
-        with weights.opened(bench, cut) as run:
+    bench = Bench(context, "attend", "output")
+    phase = bench.can.phases[0]
+    one = random_scenes.made(bench, RATIO, phase)
+    whole, ranks = unsharded(bench, one), range(context.target.tp)
+    total = torch.zeros_like(whole)
+    for rank in ranks:
+        with weights.opened(bench, weights.of_rank(bench, rank, weights.random)) as run:
             total += run(bench.attend(bench.call(one, rank, phase)), one.positions).double()
-        real = random_scenes.known_due(bench, one, 4, phase, rank)
-        own = Bounded(*(torch.nn.functional.pad(part, (0, 0, 0, bench.heads - part.shape[1])) for part in real))
-        wo_a, wo_b = cut.decoded()
-        part = attention_bound.projected(own, one.positions, at, wo_a, wo_b, bench.groups, bench.can.projection)
-        right = part if right is None else right + part
-    heads = random_scenes.every_head(bench, one)
-    for group in range(g.output_groups):
-        whole += weights.unsharded(bench, group, heads, one.positions, at)
-    assert right is not None
-    allowed = deviations(whole.numel(), ALARM)
-    worst = bench.within("(token, output)", total, whole, right.bound(allowed))
-    measured["sum"] = {"err/bound": round(worst, 4), "relative": float((total - whole).norm() / whole.norm())}
+    right = reduce(add, (due_of(bench, one, rank) for rank in ranks))
+    worst = bench.within("(token, output)", total, whole, right.bound(deviations(whole.numel(), ALARM)))
+    measured = {"sum": {"err/bound": round(worst, 4), "relative": relative(total, whole)}}
     return bench.evidence(
         f"the sum of {context.target.tp} ranks is the unsharded layer", "err/bound at most 1", measured, 1.0
     )
+
+
+def due_of(bench: Bench, one: Scene, rank: int) -> Bounded:
+    """A rank's part: attention and projection of its real heads, virtual ones adding nothing."""
+    real = random_scenes.known_due(bench, one, RATIO, bench.can.phases[0], rank)
+    own = Bounded(*(torch.nn.functional.pad(part, (0, 0, 0, bench.heads - part.shape[1])) for part in real))
+    wo_a, wo_b = weights.of_rank(bench, rank, weights.random).decoded()
+    at = weights.table(bench).to(bench.can.device)
+    return attention_bound.projected(own, one.positions, at, wo_a, wo_b, bench.groups, bench.can.projection)
+
+
+def unsharded(bench: Bench, one: Scene) -> torch.Tensor:
+    """(T, hidden) FP64: every head and group of the model, read off no rank."""
+    at = weights.table(bench).to(bench.can.device)
+    heads = random_scenes.every_head(bench, one)
+    groups = range(bench.context.geometry.output_groups)
+    return torch.stack([weights.unsharded(bench, group, heads, one.positions, at) for group in groups]).sum(0)

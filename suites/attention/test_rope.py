@@ -11,8 +11,10 @@ from conformance.suite import claim
 from references import attention_bound, attention_compress, attention_rope
 from suites.attention.bench import Bench, D
 
-_POSITIONS = 8192
+#: Past YaRN's original 65,536.
+_POSITIONS = 70_000
 _EPS = 1e-6
+_TOKENS = 150
 
 
 @claim("attention.rope.table")
@@ -38,21 +40,21 @@ def table(stack: Stack, context: Context) -> Evidence:
 def queries(stack: Stack, context: Context) -> Evidence:
     """RMS norm without weight and rotation, rounded once; a virtual head's zeros stay zeros, pad heads are finite."""
     bench, measured = Bench(context, "queries"), {}
-    table_ = attention_rope.table(attention_rope.of_layer(context.geometry.config, 4), 5000).float()
+    table_ = attention_rope.table(attention_rope.of_layer(context.geometry.config, 4), _POSITIONS).float()
     for rank in context.ranks:
         real = bench.real(rank)
         rng = bench.rng(20 + rank)
-        power = torch.randint(-6, 7, (19, bench.heads, 1), generator=rng)
-        q = torch.ldexp(torch.randn(19, bench.heads, D, generator=rng), power).bfloat16()
+        power = torch.randint(-6, 7, (_TOKENS, bench.heads, 1), generator=rng)
+        q = torch.ldexp(torch.randn(_TOKENS, bench.heads, D, generator=rng), power).bfloat16()
         q[:, real:] = 0
-        positions = torch.randint(0, 5000, (19,), generator=rng)
+        positions = torch.randint(0, _POSITIONS, (_TOKENS,), generator=rng)
         q, positions, at = (part.to(bench.can.device) for part in (q, positions, table_))
         got = bench.kernel.queries(q, positions, at, _EPS)
         bench.compared += got.numel()
-        if got.shape != (19, bench.padded, D):
+        if got.shape != (_TOKENS, bench.padded, D):
             bench.find(
                 f"rank {rank}",
-                f"(19, {bench.padded}, {D})",
+                f"({_TOKENS}, {bench.padded}, {D})",
                 str(tuple(got.shape)),
                 "padded to the kernel's heads",
                 rank,

@@ -1,7 +1,7 @@
 """Who sees what, where the stack finds it out itself: window, compressed entries, pages, requests, chunks.
 
 Probes are read off: with zero queries and no sinks every seen token weighs the same, and token n of a request is 1 in
-channel n % 448, 0 elsewhere, and 1 in a channel of its request's: the output tells the set that was attended to.
+channel n % 448, 0 elsewhere, and 1 in a channel of its request's: the output tells how many of each were attended to.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from suites.attention.bench import Bench, bits
 from suites.attention.random_scenes import ALARM, RATIOS, remembered
 from suites.attention.scene import WINDOW, Scene
 
-#: One query each, and then some neighbours: around the window, pages of 64, entries of 4 and of 128.
-_EDGES = (*((length, 1) for length in (1, 2, 3, 4, 5, 64, 65, 127, 128, 129, 130, 255, 256, 257, 384, 640)), (133, 9))
+#: (tokens, queries): around the window, pages of 64, entries of 4 and of 128; one request without a token in the call;
+#: one with pages past the 128th, 512 selected entries and 66 of C128; neighbours, fewer than a tile of 32 and more.
+_EDGES = (
+    *((length, 1) for length in (1, 2, 3, 4, 5, 64, 65, 127)),
+    (200, 0),
+    *((length, 1) for length in (128, 129, 130, 255, 256, 257, 384, 640, 8450)),
+    (133, 9),
+    (290, 40),
+)
 #: Odd chunks of one request of 143 tokens, beside another of 37 that comes whole.
 _CHUNKS = (1, 3, 5, 118, 1, 2, 13)
 _LONG, _SHORT = sum(_CHUNKS), 37
@@ -57,43 +64,46 @@ def _step(bench: Bench, call: StepCall) -> torch.Tensor:
 
 def _coded(bench: Bench, ratio: int) -> Scene:
     """The caches hold position codes: of the window, or of the entries alone (the window is zeros then)."""
-    one = scene.scene(bench.can, bench.context.target.seed, ratio, _EDGES)
+    one = scene.scene(bench.can, bench.context.target.seed, ratio, _EDGES, deal=7)
     for paged, every in ((one.window, 1), (one.compressed, ratio)):
         if paged is None:
             continue
-        for request, length in enumerate(one.lengths.tolist()):
-            number = torch.arange(length // every, device=paged.pages.data.device)
+        for request, (length, count) in enumerate(_EDGES):
+            start = scene.first_kept(length, count) if every == 1 else 0
+            number = torch.arange(start, length // every, device=paged.pages.data.device)
             of = torch.full_like(number, request, dtype=torch.int32)
             slots = attention_seen.slots(number[:, None], of, paged.table, paged.pages.tokens)[:, 0]
             values = torch.zeros(len(number), _NOPE + 64, device=slots.device)
             if paged is one.compressed or not ratio:
-                values[number, number % _NOPE] = 1
+                values[number - start, number % _NOPE] = 1
                 values[:, _NOPE + request] = 1
             attention_cache.put(paged.pages.data, slots, paged.pages.tokens, values, one.fp8)
     return one
 
 
 def _read(bench: Bench, ratio: int, what: str) -> None:
-    """The attended sets of every query against the due ones."""
+    """What each query attended to against what is due, code by code."""
     one = _coded(bench, ratio)
     numbers = one.compressed_numbers() if ratio else one.window_numbers()
     tokens = len(one.positions)
     q = torch.zeros(tokens, bench.padded, 512, dtype=torch.bfloat16, device=one.positions.device)
-    out = _step(bench, _call(bench, one, q, torch.full((bench.padded,), -torch.inf, device=q.device)))[:, 0]
-    # A seen token weighs 1 / (tokens seen); half of the least of these tells it from rounding.
-    seen = out > 0.5 / one.keys
-    for token, row in enumerate(numbers.tolist()):
-        due = {n % _NOPE for n in row if n >= 0}
-        got = set(seen[token, :_NOPE].nonzero().flatten().tolist())
-        request = int(one.requests[token])
-        strangers = [r for r in range(len(one.lengths)) if r != request and seen[token, _NOPE + r]]
+    out = _step(bench, _call(bench, one, q, torch.full((bench.padded,), -torch.inf, device=q.device)))[:, 0].double()
+    # A seen token weighs 1 / (tokens seen), and BF16 is off by far less than half of that.
+    counts = out * torch.cat([slots for _, slots in one.slots()], 1).ge(0).sum(1, keepdim=True)
+    due = torch.zeros(tokens, _NOPE, dtype=torch.float64, device=out.device)
+    due.scatter_add_(1, numbers.clamp(min=0) % _NOPE, (numbers >= 0).double())
+    for token, (position, request) in enumerate(zip(one.positions.tolist(), one.requests.tolist(), strict=True)):
+        got = counts[token, :_NOPE].round()
+        strangers = (counts[token, _NOPE:] > 0.5).nonzero().flatten().tolist()
+        strangers = [r for r in strangers if r != request]
         bench.compared += _NOPE
-        where = f"{what}, position {int(one.positions[token])} of request {request}"
+        where = f"{what}, position {position} of request {request}"
         if bad := bool(out[token].isnan().any()):
             bench.find(where, "a number", "NaN", "unseen memory is read")
-        elif due != got:
-            more, less = sorted(got - due), sorted(due - got)
-            bench.find(where, f"{len(due)} seen", f"{len(got)} seen", f"too many: {more[:6]}, too few: {less[:6]}")
+        elif (got != due[token]).any():
+            more, less = ((got > due[token]).nonzero(), (got < due[token]).nonzero())
+            codes = f"of codes {more.flatten().tolist()[:6]} too many, of {less.flatten().tolist()[:6]} too few"
+            bench.find(where, f"{int(due[token].sum())} seen", f"{int(got.sum())} seen", codes)
         if strangers and not bad:
             bench.find(where, "its own tokens alone", f"tokens of requests {strangers[:4]}", "requests see each other")
 
@@ -167,11 +177,7 @@ def chunks(stack: Stack, context: Context) -> Evidence:
             out = _step(bench, call)[:, real]
             some = torch.tensor(sorted({0, 1, size // 2, size - 1, len(out) - 2, len(out) - 1} & {*range(len(out))}))
             some = some.to(out.device)
-            few = one._replace(
-                positions=one.positions[some],
-                requests=one.requests[some],
-                selected=one.selected[some] if one.selected is not None else None,
-            )
+            few = one.only(some)
             right = remembered(
                 bench, ("chunks", ratio, number), partial(_due, bench, few, call.q[some], call.sinks, real)
             )

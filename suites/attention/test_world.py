@@ -9,14 +9,12 @@ from conformance.errors import NotSupported
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from references import attention_bound
-from references.bound import Bounded, all_reduced, deviations
-from suites.attention import output_weights as weights
+from references.bound import all_reduced, deviations
 from suites.attention import random_scenes
 from suites.attention.bench import Bench, relative
 from suites.attention.random_scenes import ALARM
 from suites.attention.ranks import RATIO
-from suites.attention.scene import Scene
+from suites.attention.test_ranks import due_of, unsharded
 from suites.joined import joined
 from suites.moe.ranks import from_bytes
 
@@ -32,7 +30,7 @@ def summed(stack: Stack, context: Context) -> Evidence:
     told = world.each("suites.attention.ranks:sums", phase=phase)
     like = torch.empty(len(one.positions), context.geometry.hidden_size, device=bench.can.device)
     parts, totals = ([from_bytes(rank[name], like, torch.bfloat16) for rank in told] for name in ("part", "sum"))
-    dues = [_due(bench, one, rank) for rank in context.ranks]
+    dues = [due_of(bench, one, rank) for rank in context.ranks]
     allowed = deviations(like.numel() * (len(dues) + 1), ALARM)
     measured = {}
     for rank, (part, due) in enumerate(zip(parts, dues, strict=True)):
@@ -40,7 +38,7 @@ def summed(stack: Stack, context: Context) -> Evidence:
         measured[f"rank {rank}"] = {"err/bound": round(ratio, 4), "relative": relative(part, due.value)}
     bench.findings += joined(phase, parts, totals, [rank for rank, one_ in enumerate(told) if one_["unsteady"]])
     due = all_reduced(dues)
-    whole = _unsharded(bench, one)
+    whole = unsharded(bench, one)
     ratio = bench.within("the all-reduce at (token, output)", totals[0], whole, due.bound(allowed))
     measured["all-reduce"] = {"err/bound": round(ratio, 4), "relative": relative(totals[0], whole)}
     own = "output" in bench.can.parts
@@ -53,21 +51,3 @@ def summed(stack: Stack, context: Context) -> Evidence:
         [f"output projection: {projection}"],
         world.words,
     )
-
-
-def _due(bench: Bench, one: Scene, rank: int) -> Bounded:
-    """A rank's part: attention and projection of its real heads, virtual ones adding nothing."""
-    phase = bench.can.phases[0]
-    real = random_scenes.known_due(bench, one, RATIO, phase, rank)
-    own = Bounded(*(torch.nn.functional.pad(part, (0, 0, 0, bench.heads - part.shape[1])) for part in real))
-    wo_a, wo_b = weights.of_rank(bench, rank, weights.random).decoded()
-    at = weights.table(bench).to(bench.can.device)
-    return attention_bound.projected(own, one.positions, at, wo_a, wo_b, bench.groups, bench.can.projection)
-
-
-def _unsharded(bench: Bench, one: Scene) -> torch.Tensor:
-    """(T, hidden) FP64: every head and group of the model, read off no rank."""
-    at = weights.table(bench).to(bench.can.device)
-    heads = random_scenes.every_head(bench, one)
-    groups = range(bench.context.geometry.output_groups)
-    return torch.stack([weights.unsharded(bench, group, heads, one.positions, at) for group in groups]).sum(0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from conformance.e2e import blame
+from conformance.e2e import blame, distance
 from conformance.e2e.distance import Spread
-from conformance.e2e.limits import FACTOR, Clean
+from conformance.e2e.limits import FACTOR, Clean, most_gap
 from conformance.e2e.measured import Measured
+from conformance.errors import StackError
 from conformance.result import Evidence, Finding
+from conformance.stacks.engine_protocol import Answer
 
 
 def within(spread: Spread, clean: Clean) -> bool:
@@ -19,6 +22,30 @@ def within(spread: Spread, clean: Clean) -> bool:
 
 def bounds(clean: Clean) -> dict[str, float]:
     return {"p99": round(FACTOR * clean.p99, 4), "max": round(FACTOR * clean.max, 4)}
+
+
+def compare(
+    measured: Measured,
+    what: str,
+    alone: Sequence[Answer],
+    other: Sequence[Answer],
+    seen: dict[str, dict[str, float]],
+    findings: list[Finding],
+    clean: Clean | None = None,
+) -> None:
+    """Answers to the same prompts, up to where their tokens part, and the gap there: within the limits of batching, of
+    this checkpoint if no others are given. Adds to `seen` and to `findings`."""
+    clean = clean or measured.limits.schedule
+    spread = distance.spread(
+        [distance.between(*distance.until_parted(a, b)) for a, b in zip(alone, other, strict=True)]
+    )
+    gaps = [p.gap for p in distance.partings(alone, other)]
+    worst = max(gaps, default=0.0) if all(g == g for g in gaps) else float("nan")
+    seen[what] = {**spread._asdict(), "gap": worst}
+    if not within(spread, clean) or not worst <= most_gap(clean):
+        due = " and ".join(f"{name} within {value:g}" for name, value in bounds(clean).items())
+        gap = f", the largest gap at a parting within {most_gap(clean):g}"
+        findings.append(Finding(what, due + gap, f"{spread.words}, gap {worst:.3f}"))
 
 
 def evidence(
@@ -47,9 +74,11 @@ def evidence(
 
 
 def notes(measured: Measured) -> list[str]:
+    """Of the engines that were measured so far, and of the limits."""
     found = []
-    for tp in measured.sizes:
-        record = measured.record(tp)
+    with suppress(StackError):
+        found.append(measured.limits.words)
+    for tp, record in measured.records.items():
         found += [f"{measured.name(tp)}: {note}" for note in record.notes]
         found += [f"{measured.name(tp)}: ended badly after it had answered: {record.ended}"] if record.ended else []
     return found

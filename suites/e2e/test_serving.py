@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
 from conformance.context import Context
-from conformance.e2e import distance
-from conformance.e2e.client import Reply
-from conformance.e2e.measured import Measured
+from conformance.e2e.answers import answer
+from conformance.e2e.client import Reply, turns
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.e2e.telling import bounds, evidence, within
+from suites.e2e.telling import bounds, compare, evidence
 
 
 @claim("e2e.serving.answers")
@@ -21,11 +16,12 @@ def answers(stack: Stack, context: Context) -> Evidence:
     """Every 200 holds all tokens asked for, finite log-probabilities, and usage that fits what was sent."""
     measured, findings = context.e2e, list[Finding]()
     told, prompts = measured.served(), measured.prompts.short
-    groups = {"alone": told.alone, "again": told.again, "together": told.together}
+    groups = {"alone": told.alone, "again": told.again}
+    groups |= {f"{at_once} at a time": replies for at_once, replies in told.loads.items()}
+    sent = {f"{at_once} at a time": turns(at_once, len(prompts)) for at_once in told.loads}
     for group, replies in groups.items():
-        for number, reply in enumerate(replies):
-            sent = prompts[number % len(prompts)]
-            for expected, got in _wrong(reply, len(sent), measured.served_tokens):
+        for number, (prompt, reply) in enumerate(zip(sent.get(group, range(len(prompts))), replies, strict=False)):
+            for expected, got in _wrong(reply, len(prompts[prompt]), measured.served_tokens):
                 findings.append(Finding(f"{group}, request {number}", expected, got))
     if told.alone and all(len(set(r.tokens)) == 1 for r in told.alone):
         findings.append(Finding("alone", "answers of more than one token", "each prompt is answered by one, repeated"))
@@ -61,39 +57,27 @@ def same(stack: Stack, context: Context) -> Evidence:
             findings.append(
                 Finding(f"request {number}, asked again", "the same tokens and log-probabilities", "others")
             )
+    seen: dict[str, dict[str, float]] = {}
     solo = measured.record(measured.sizes[-1]).solo
-    direct = [Reply(200, a.tokens, a.likely.values[:, 0].tolist()) for a in solo]
-    seen = {"against the engine": _compare(measured, "against the engine", direct, told.alone, findings)}
+    compare(measured, "the server against its engine", solo, list(map(answer, told.alone)), seen, findings)
     return evidence(measured, findings, "the server answers as its engine, and again alike", seen)
 
 
 @claim("e2e.serving.load")
 def load(stack: Stack, context: Context) -> Evidence:
-    """Eight requests at a time: each within the limits of batching of its answer alone, up to where tokens part."""
+    """Each request of a load within the limits of batching of its answer alone, and with their gap where they part."""
     measured, findings = context.e2e, list[Finding]()
     told = measured.served()
-    alone = [told.alone[n % len(told.alone)] for n in range(len(told.together))]
-    seen = {"together": _compare(measured, "8 at a time against alone", alone, told.together, findings)}
+    seen: dict[str, dict[str, float]] = {}
+    for at_once, replies in told.loads.items():
+        what = f"{at_once} at a time"
+        alone = [told.alone[number] for number in turns(at_once, len(told.alone))]
+        whole = [(a, b) for a, b in zip(alone, replies, strict=True) if len(a.steps) == len(b.steps) > 0]
+        if len(whole) < len(replies):
+            findings.append(Finding(what, f"{len(replies)} answers as long as alone", f"{len(whole)}"))
+        mine, theirs = ([answer(pair[side]) for pair in whole] for side in (0, 1))
+        compare(measured, f"{what} against alone", mine, theirs, seen, findings)
     return evidence(measured, findings, "requests do not disturb each other", seen, bounds(measured.limits.schedule))
-
-
-def _compare(
-    measured: Measured, what: str, base: Sequence[Reply], other: Sequence[Reply], findings: list[Finding]
-) -> dict[str, object]:
-    """Log-probabilities of the tokens that follow the same tokens. Answers that part at once say nothing else, so that
-    of two that do, at most one in five may."""
-    differences, early = [], 0
-    for a, b in zip(base, other, strict=True):
-        steps = next((i for i, (s, t) in enumerate(zip(a.tokens, b.tokens, strict=False)) if s != t), len(a.tokens))
-        early += steps == 0
-        pairs = zip(a.values[:steps], b.values[:steps], strict=False)
-        differences.append(torch.tensor([float("nan") if None in (x, y) else abs(x - y) for x, y in pairs]))  # type: ignore[operator]
-    spread = distance.spread(differences)
-    clean = measured.limits.schedule
-    if not within(spread, clean) or early > len(base) // 5:
-        due = " and ".join(f"{name} within {value:g}" for name, value in bounds(clean).items())
-        findings.append(Finding(what, due, f"{spread.words}; {early} of {len(base)} part at the first token"))
-    return {**spread._asdict(), "part at the first token": early}
 
 
 @claim("e2e.serving.errors")

@@ -12,9 +12,10 @@ import torch
 from conformance.context import Context
 from conformance.result import Evidence, Finding
 from conformance.stacks.graph_protocol import Buffers, Captured, GraphedLayer
+from references.bound import deviations
 from suites.graph import memory
 from suites.graph.memory import Held, Inputs, Shapes
-from suites.moe import random_batch
+from suites.moe import due, random_batch
 from suites.moe.bench import Bench
 from suites.moe.test_repeat import same
 
@@ -186,6 +187,23 @@ class MoeGraphBench(GraphBench):
             return inputs | {"x": x}
 
         return [Padded("NaN", filled(torch.nan), filled(0.0))]
+
+    def within_bound(self, rank: int, what: str, got: torch.Tensor, inputs: Inputs) -> float:
+        """Against the FP64 reference: for a kernel that may add in another order. The largest error over its bound."""
+        b, context = self.bench, self.context
+        limit, own = context.geometry.swiglu_limit, b.own(rank)
+        experts = due.experts(random_batch.checkpoint(context), context.geometry, own, b.device)
+        allowed = deviations(got.numel(), random_batch.ALARM)
+        tokens = inputs["x"], inputs["ids"], inputs["weights"]
+        right = random_batch.reference(b, *tokens, experts, len(own), limit, allowed)
+        ratio = random_batch.off(got, right, allowed)
+        self.compared += ratio.numel()
+        worst = random_batch.highest(ratio)
+        if worst > 1:
+            token, column = divmod(int(ratio.argmax()), ratio.shape[1])
+            where, expected = f"{what}, token {token}, output {column}", f"{float(right.value[token, column]):g}"
+            self.find(rank, where, expected, f"{float(got[token, column]):g}", f"{worst:.3g} times the bound")
+        return worst
 
 
 def moe_shapes(b: Bench, tokens: int) -> Shapes:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance.stacks.graph_protocol import Buffers, GraphedLayer
+from conformance.stacks.graph_protocol import Buffers, GraphedLayer, Step
 from conformance.world.member import Member
 from suites.graph.bench import MoeGraphBench
 from suites.moe.test_repeat import same
@@ -39,10 +39,12 @@ def replayed(member: Member, replays: int) -> dict[str, Any]:
 
 def _join(layer: GraphedLayer, member: Member) -> None:
     """Let the layer's call end in the all-reduce of its output."""
-    alone = layer.step
 
-    def step(buffers: Buffers) -> None:
-        alone(buffers)
-        member.all_reduce(buffers.out, f"the all-reduce of M={len(buffers.out)}")
+    def joined(alone: Step) -> Step:
+        def step(buffers: Buffers) -> None:
+            alone(buffers)
+            member.all_reduce(buffers.out, f"the all-reduce of M={len(buffers.out)}")
 
-    layer.step = step
+        return step
+
+    layer.change(joined)

@@ -112,6 +112,8 @@ def _steady(bench: GraphBench) -> Evidence:
 
 @claim("graph.moe.routing")
 def routing(stack: Stack, context: Context) -> Evidence:
+    """A kernel that pins no tactic may add in another order where tokens crowd on an expert (vLLM's Marlin did on an
+    H200): it is held to its bound there."""
     bench = MoeGraphBench(context)
     b, tokens = bench.bench, max(bench.sizes)
     slots = torch.arange(b.slots, dtype=torch.int32, device=b.device)
@@ -122,14 +124,21 @@ def routing(stack: Stack, context: Context) -> Evidence:
         "each to its own": (rows * b.slots + slots) % b.experts,
         "all to the same experts again": slots.repeat(tokens, 1),
     }
+    notes = []
     for rank in context.ranks:
         held = bench.held(tokens)
         with bench.layer(rank) as layer, bench.captured(layer, held, rank) as graph:
             for number, (words, ids) in enumerate(routes.items()):
                 given = bench.fresh(tokens, number) | {"ids": ids.int()}
-                got = bench.replayed(graph, held, given)
-                bench.compare(rank, f"routes: {words}", got, bench.eager(layer, given))
-    return bench.evidence(f"{len(routes)} ways to route {tokens} tokens, one after the other, give eager's bits")
+                got, want = bench.replayed(graph, held, given), bench.eager(layer, given)
+                changed = int((~same(got, want)).sum())
+                if changed and not b.can.pins_tactics:
+                    off = bench.within_bound(rank, f"routes: {words}", got, given)
+                    notes.append(f"rank {rank}, routes: {words}: {changed} outputs in other bits, err/bound {off:.3f}")
+                else:
+                    bench.compare(rank, f"routes: {words}", got, want)
+    right = f"{len(routes)} ways to route {tokens} tokens, one after the other, give eager's bits"
+    return bench.evidence(f"{right}, or others within its bound" if notes else right, notes=notes)
 
 
 @claim("graph.attention.lengths")

@@ -87,7 +87,12 @@ def small() -> geometry.Geometry:
 
 
 def outcomes(context: Context, mutation: str) -> list[Outcome]:
-    """One outcome a kind of tensor. Raises Blocked where the clean checkpoint is refused."""
+    """One outcome a kind of tensor. Raises Blocked where the clean checkpoint is refused, NotSupported for a model that
+    is loaded by other code than the small one."""
+    if (kind := context.geometry.model_type) != small().model_type:
+        raise NotSupported(
+            f"{context.geometry.name}: wrong checkpoints are made of {small().model_type}, not of {kind}"
+        )
     found: list[Outcome] = context.once(f"mutated {mutation}", lambda: list(_run(context, mutation)))
     return found
 

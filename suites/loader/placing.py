@@ -35,7 +35,9 @@ class Due(NamedTuple):
 
 
 def tensors(context: Context, draft: bool = False) -> Tensors:
-    found: Tensors = context.once(f"tensors {draft}", lambda: model_maps.tensors(context.geometry, draft))
+    found: Tensors = context.once(
+        f"tensors {draft}", lambda: model_maps.tensors(context.geometry, draft, context.virtual)
+    )
     return found
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from conformance.checkpoint import dense
 from conformance.checkpoint import routed as files
 from conformance.context import Context
+from conformance.needs import lacks
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
@@ -55,7 +56,7 @@ def tensors(stack: Stack, context: Context) -> Evidence:
     assert context.files is not None
     seen = dense.verify(context)
     names, wrong = set(seen.names), list(seen.wrong)
-    drafting = not context.target.lacks("draft") and not context.target.lacks("drafting")
+    drafting = not lacks(context.target, "draft") and not lacks(context.target, "drafting")
     if drafting:
         more = dense.verify(context, draft=True)
         names |= more.names

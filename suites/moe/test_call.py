@@ -9,13 +9,14 @@ from __future__ import annotations
 import msgspec
 
 import hardware_profiles
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.provenance import loaded
 from conformance.provenance.checkpoint import seeded
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import MoeCall, MoeCalls, MoeRequest, Stack, TensorInfo
 from conformance.suite import claim
+from conformance.target import Target
 from suites.moe import marlin_calls, nvfp4_calls
 
 _BACKEND, _MARLIN = "flashinfer_cutlass", "marlin"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hardware_profiles
 from conformance import expected
-from conformance.context import Context, platform
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.stacks.selection_protocol import UNASKED, Choice, SelectionRequest
 from conformance.suite import claim
+from conformance.target import platform
 from hardware_profiles import Profile
 
 _Table = dict[tuple[tuple[int, int], str], Choice]

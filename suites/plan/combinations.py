@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-from conformance.context import Combination, Context, platform
+from conformance.context import Context
 from conformance.result import Finding
 from conformance.stacks.protocols import PlanOutcome
+from conformance.target import Combination, platform
 
 #: CUDA capabilities that a guard must tell apart; None: no CUDA.
 PLATFORMS: tuple[tuple[int, int] | None, ...] = (None, (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))

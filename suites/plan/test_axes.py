@@ -27,7 +27,7 @@ def _plan(context: Context) -> PlanOutcome:
 def _axis(context: Context, name: str) -> Evidence:
     outcome = _plan(context)
     assert outcome.axes is not None
-    due = expected.axes(context.geometry, context.target.tp)[name]
+    due = expected.axes(context.geometry, context.target.tp, context.virtual)[name]
     got = outcome.axes.get(name)
     if got is None:
         raise NotSupported(f"the stack's {outcome.origin} does not tell its {name} axis: {'; '.join(outcome.notes)}")

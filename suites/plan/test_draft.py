@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from conformance import expected
-from conformance.context import Combination, Context
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import PlanOutcome, Stack
 from conformance.suite import claim
+from conformance.target import Combination
 from suites.plan.combinations import MEGA_MOE, Answer, ask, counts, every_pair, findings, lead, others, vetted_pairs
 
 #: Where a scheme says that nothing is quantized, in whatever words.
@@ -24,7 +25,7 @@ def axes(stack: Stack, context: Context) -> Evidence:
         raise NotSupported(
             f"the stack makes no plan for the draft: {outcome.message or 'no virtual tensor parallelism'}"
         )
-    due = expected.axes(t.geometry, t.tp)
+    due = expected.axes(t.geometry, t.tp, context.virtual)
     if context.padded and (missing := sorted(set(due) - set(outcome.axes))):
         raise NotSupported(f"the draft's plan does not tell its {', '.join(missing)}")
     wrong = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from conformance.context import Combination, Context, platform
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
+from conformance.target import Combination, platform
 from suites.plan.combinations import (
     MEGA_MOE,
     Answer,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from conformance import expected
-from conformance.context import Context, platform
+from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.geometry import SCALE_GROUP
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import KernelChoice, Stack
 from conformance.suite import claim
+from conformance.target import platform
 from references import plan
 
 

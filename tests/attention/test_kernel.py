@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackRefused
 from conformance.stacks import reference_cache, reference_rope
 from conformance.stacks.attention_protocol import AttentionCapabilities, Pages
 from conformance.stacks.reference_attention import ReferenceAttention
+from conformance.target import Target
 from references import attention_cache, attention_rope
 
 MODEL = geometry.load("deepseek-v4-tiny")

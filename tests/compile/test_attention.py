@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_compiler import ReferenceCompiler
+from conformance.target import Target
 from hardware_profiles import compiled as data
 
 CLAIMS = ["target", "mma", "block", "baseline"]

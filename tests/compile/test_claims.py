@@ -7,13 +7,14 @@ import pytest
 
 import hardware_profiles
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackMissing
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_compiler import ReferenceCompiler
+from conformance.target import Target
 from hardware_profiles import compiled as data
 from suites.moe import compiled
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Target
 from conformance.errors import UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
+from conformance.target import Target
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_model_too_large_for_the_reference_is_told_before_the_run():
         geometry.load("deepseek-v4-flash"), 3, "cpu", None, None, (32,), (32,), model="somewhere", sizes=(2, 3)
     )
     needing = {c.id for c in catalogue.claims().values() if c.layer == "e2e" and c.not_applicable(large)}
-    assert needing == {"e2e.reference.logprobs", "e2e.reference.blocks"}
+    assert needing == {"e2e.reference.logprobs", "e2e.reference.blocks", "e2e.mtp.acceptance"}
     small = msgspec.structs.replace(large, model="")
     assert not any(c.not_applicable(small) for c in catalogue.claims().values() if c.layer == "e2e")
 

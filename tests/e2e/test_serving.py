@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from conformance.e2e import opening
-from conformance.e2e.client import Client
+from conformance.e2e.client import Client, turns
+from conformance.errors import StackTimeout
 from conformance.stacks.engine_protocol import EngineRequest
 from conformance.stacks.reference_server import ReferenceServer
 from suites.e2e.test_serving import _wrong
+from tests.e2e.servers import Saying, listening
 
 
-class Liar(BaseHTTPRequestHandler):
+class Liar(Saying):
     """200 to everything, with the class's body."""
 
     body = b""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.read()
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.body)))
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.say(200, self.body)
 
 
 @pytest.fixture
 def liar() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Liar)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with listening(Liar) as url:
+        yield url
 
 
 @pytest.mark.parametrize(
@@ -84,9 +75,23 @@ def test_no_server_is_no_status():
 def test_the_reference_server_answers_refuses_and_is_gone_when_closed():
     server = ReferenceServer(EngineRequest(str(opening.small()), 2, context=64))
     client = Client(server.url, server.model)
-    told = client.everything([[5, 6, 7], [8, 9]], 2, at_once=2, rounds=1, overlong=65)
+    told = client.everything([[5, 6, 7], [8, 9]], 2, loads=(2,), seconds=60.0, overlong=65)
     assert [_wrong(r, n, 2) for r, n in zip(told.alone, (3, 2), strict=True)] == [[], []]
-    assert told.alone == told.again == told.together
+    assert told.alone == told.again and told.loads == {2: told.alone * 2}
     assert {r.status for r in told.bad.values()} == {400, 404} and told.health == 200 and told.metrics
     server.close()
     assert client.complete([5], 1).status == 0
+
+
+def test_a_load_that_takes_too_long_is_no_answer():
+    server = ReferenceServer(EngineRequest(str(opening.small()), 2, context=64))
+    try:
+        with pytest.raises(StackTimeout, match="0 of 4 requests, 2 at a time, were sent within 0 s"):
+            Client(server.url, server.model).everything([[5], [6]], 1, loads=(2,), seconds=0.0, overlong=65)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(("at_once", "numbers"), [(8, [0, 1, 2, 3, 4] * 2), (32, [*[0, 1, 2] * 10, 0, 1])])
+def test_a_load_asks_every_prompt_twice_and_a_large_one_the_short_ones(at_once, numbers):
+    assert turns(at_once, 5) == numbers

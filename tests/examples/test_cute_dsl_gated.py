@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceLoader, ReferencePlanner
+from conformance.target import Target
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cute_dsl_sm90_gemm"
 CLAIMS = sorted(claim for claim in catalogue.claims() if claim.startswith("quant.gemm."))

@@ -56,10 +56,13 @@ def _off_by_a_group(parameter: str, rank: int) -> Cut:
 
 
 W2 = ("w2_weight", "w2_weight_scale")
+W13 = ("w13_weight", "w13_weight_scale")
 #: fault -> what each parameter of a rank's expert is cut to
 CUTS = {
     "w2-unit-blind": _only(*W2, cut=_blind),
     "half-fix": _only("w2_weight", cut=_blind),
+    "padded-stride": _only(*SHARDS, cut=_blind),
+    "gate-up-pairs-as-rows": _only(*W13, cut=lambda p, rank: _right(p, rank)._replace(start=SHARE * rank // 2)),
     "w2-unit-blind-scales": _only("w2_weight_scale", cut=_blind),
     "w2-unit-blind-bytes": _only("w2_weight", cut=lambda p, rank: Cut(SHARE * rank, SHARE)),
     "w2-size-not-cut": _only("w2_weight", cut=lambda p, rank: Cut(SHARE * rank // 2, KERNEL // 2)),

@@ -10,11 +10,12 @@ import json
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.seams import FaultyLoader
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 #: loader -> tensor -> (starts, ends, tails) on ranks 0, 1, 2
 RIGHT_W13 = ((0, 704, 1408), (704, 1408, 2048), (64, 64, 128))

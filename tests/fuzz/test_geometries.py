@@ -13,7 +13,7 @@ from conformance.fuzz.search import PROFILES, Profile, search
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import open_stack
 
-CASES = st.builds(Case, st.sampled_from(range(1, 5)), st.integers(1, 96), st.sampled_from(["flashinfer_cutlass"]))
+CASES = st.builds(Case, st.sampled_from(range(1, 17)), st.integers(1, 96), st.sampled_from(["flashinfer_cutlass"]))
 QUICK = Profile(60, None, True)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance import TREE, catalogue, geometry
-from conformance.context import Target
 from conformance.errors import UsageError
 from conformance.suite import CLAIM_ATTRIBUTE
+from conformance.target import Target
 
 CLAIMS = catalogue.claims()
 GUARDS = {name for name in CLAIMS if name.startswith("plan.guard.")}

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from conformance import catalogue, errors, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.stacks.protocols import ParameterInfo, StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 LOADER = [c for c in catalogue.claims().values() if c.group == "loader.moe"]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
@@ -15,6 +15,7 @@ from conformance.result import Status
 from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
 CLAIMS = [c.id for c in catalogue.claims().values() if c.group in ("graph.op", "graph.jit")]

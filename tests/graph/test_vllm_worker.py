@@ -1,53 +1,59 @@
-"""vLLM's attention graphs without a GPU: the worker's code over memory of its own, graphs simulated, kernel ours.
+"""vLLM's graphs without a GPU: the worker's code over memory of its own, graphs simulated, kernels ours.
 
 What is shown is that buffers reach the graph and come back, canaries and the pool's other graphs included. That CUDA
-captures FlashMLA's call is for a GPU to show.
+captures vLLM's calls is for a GPU to show.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackCrashed, StackRefused
+from conformance.faults import graph_steps
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.graphs import FaultyGraphs
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks.attention_protocol import AttendCall, Pages, Sparse
+from conformance.stacks.graph_protocol import AttendRequest
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.stacks.reference_graphs import _Recorded
-from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs, VllmCaptured
-from conformance.stacks.vllm.worker import attention_graphs as worker
+from conformance.stacks.vllm import graphs
+from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmCaptured, VllmLayerGraphs, VllmMoeGraphs
+from conformance.stacks.vllm.worker import graphs as worker
 from conformance.stacks.vllm.worker.problems import Refused
+from conformance.target import Target
 
 TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
 STACK = ReferenceStack(StackOptions(arithmetic="bf16", head_paddings=(16, 64)))
-CLAIMS = [c.id for c in catalogue.claims().values() if c.group == "graph.attention"]
+HIDDEN = TARGET.geometry.hidden_size
+GROUPS = ("graph.moe", "graph.attention", "graph.layer")
+CLAIMS = [c.id for c in catalogue.claims().values() if c.group in GROUPS]
 
 
 class Graph(_Recorded):
     reset = _Recorded.close
 
 
-class Kernel:
-    """Stands for VllmAttention: each call gets copies of all memory that it names, and what was written comes back."""
+class There:
+    """Stands for graphs.There: each call gets copies of all memory that it names, and what was written comes back."""
 
     generation = 1
 
-    def __init__(self, device="cuda"):
-        self.capabilities = lambda: SimpleNamespace(device=device)
-        self.attend = STACK.attention().attend
+    def __init__(self, worker=None):
+        pass
 
-    def call(self, part, read, written, **plain):
+    def call(self, part, written=None, /, **plain):
         copies, lent = {}, {}
-        for name, tensor in written.items():
+        for name, tensor in (written or {}).items():
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in copies:
                 copies[storage.data_ptr()] = storage, storage.clone()
@@ -63,8 +69,8 @@ class Kernel:
             mine.copy_(theirs)
         return answer
 
-    def close_session(self, part, session, generation):
-        worker.CALLS[f"close_{part}"](session)
+    def close(self, part, number, generation):
+        self.call(part, number=number)
 
 
 def _attend(lent, scale, phase, window_tokens, compressed_tokens):
@@ -75,12 +81,47 @@ def _attend(lent, scale, phase, window_tokens, compressed_tokens):
     STACK.attention().attend(AttendCall(phase, lent["q"], lent["sinks"], scale, *caches), lent["out"])
 
 
+class Experts:
+    """Stands for VllmMoe and for the worker's module `moe`: each token's x, weighed and shifted by its routes."""
+
+    def __init__(self):
+        self.layers = {7: self}
+
+    def capabilities(self):
+        return STACK.moe().capabilities()
+
+    def open(self, request):
+        return SimpleNamespace(session=7, close=lambda: None)
+
+    @staticmethod
+    def apply(opened, x, ids, weights):
+        return (x.float() * weights.sum(1, keepdim=True) + 2.0**-6 * ids.float().sum(1, keepdim=True)).bfloat16()
+
+
+class Projection:
+    """Stands for VllmAttention's output and for the worker's module `attention_layer`."""
+
+    @staticmethod
+    def project(session, o, positions):
+        return (
+            o[:, 0, :HIDDEN].repeat(1, -(-HIDDEN // o.shape[2]))[:, :HIDDEN]
+            + (positions[:, None] * 2.0**-12).bfloat16()
+        )
+
+
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch):
     """CUDA's part of it, simulated."""
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(worker, "_stream", lambda: stream)
-    monkeypatch.setattr(worker, "flashmla", SimpleNamespace(attend=_attend, DEVICE="cpu"))
+    monkeypatch.setattr(worker, "flashmla", SimpleNamespace(attend=_attend))
+    monkeypatch.setattr(worker, "moe", Experts())
+    monkeypatch.setattr(worker, "attention_layer", Projection())
+    monkeypatch.setattr(worker, "_DEVICE", "cpu")
+    monkeypatch.setitem(sys.modules, f"{worker.__package__}.graph_steps", graph_steps)
+    monkeypatch.setattr(graphs, "There", There)
+    real = torch.zeros
+    monkeypatch.setattr(graphs.torch, "zeros", lambda *shape, device=None, **named: real(*shape, **named))
     monkeypatch.setattr(worker, "_DISTURBING_BYTES", 1 << 10)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool, stream: graph)
@@ -88,15 +129,24 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(VllmAttentionGraphs, "sizes", (1, 4))
+    for kind in (VllmAttentionGraphs, VllmMoeGraphs, VllmLayerGraphs):
+        monkeypatch.setattr(kind, "sizes", (1, 4))
+
+
+ATTENTION = SimpleNamespace(
+    capabilities=lambda: SimpleNamespace(device="cuda", parts=("attend", "output"), notes=()),
+    output=lambda request: SimpleNamespace(session=3, generation=1, close=lambda: None),
+)
+RUNNERS = {
+    "attention_graph": lambda: VllmAttentionGraphs(None, ATTENTION),
+    "graph": lambda: VllmMoeGraphs(None, Experts()),
+    "layer_graph": lambda: VllmLayerGraphs(None, ATTENTION, Experts()),
+}
 
 
 def _judged(claim, fault=""):
-    def opened():
-        graphs = VllmAttentionGraphs(Kernel())
-        return FaultyGraphs(graphs, FAULTS[fault].graph) if fault else graphs
-
-    context = Context(TARGET, None, None, {"attention": STACK.attention, "attention_graph": opened})
+    runners = {n: (lambda r=r: FaultyGraphs(r(), FAULTS[fault].graph)) if fault else r for n, r in RUNNERS.items()}
+    context = Context(TARGET, None, None, {"attention": STACK.attention, "moe": STACK.moe, **runners})
     context.ranks = range(1, 2)
     return evaluate(catalogue.get(claim), STACK, context)
 
@@ -104,15 +154,29 @@ def _judged(claim, fault=""):
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_silent(claim):
     assert _judged(claim)[:2] == (Status.PASS, "")
-    assert not worker.graphs.held
+    assert not worker.graphs.held and not worker.layers.held
 
 
 @pytest.mark.parametrize(
-    "fault", ["graph-attention-frozen-window-slots", "graph-attention-pages-left", "graph-attention-warm-up-behind"]
+    "fault",
+    [
+        "graph-frozen-routes",
+        "graph-list-mutated",
+        "graph-number-read",
+        "graph-pad-rows-leak",
+        "graph-attention-frozen-window-slots",
+        "graph-attention-length-read",
+        "graph-attention-pages-left",
+        "graph-attention-sinks-consumed",
+        "graph-attention-warm-up-behind",
+        "graph-layer-frozen-positions",
+    ],
 )
 def test_faults_are_caught(fault):
+    """Those inside the captured call are planted over there, by name."""
     for claim in FAULTS[fault].claims:
-        assert _judged(claim, fault)[0] is Status.FAIL
+        if not claim.endswith(".capture"):  # incidents are the simulation's: CUDA refuses
+            assert _judged(claim, fault)[0] is Status.FAIL, claim
 
 
 def test_what_a_replay_does_to_the_pools_other_graphs_is_seen(monkeypatch):
@@ -120,7 +184,7 @@ def test_what_a_replay_does_to_the_pools_other_graphs_is_seen(monkeypatch):
         _Recorded.replay(self)
         others = [one for one in worker.graphs.held.values() if one.graph is not self]
         for one in others:
-            one.tensors["compressed"][0].zero_()
+            one.tensors["entries"][0].zero_()
 
     monkeypatch.setattr(Graph, "replay", replay)
     status, _, evidence = _judged("graph.attention.pool")
@@ -138,9 +202,10 @@ def test_bytes_beside_the_output_are_seen(monkeypatch):
     assert status is Status.FAIL and "no byte outside" in evidence.findings[0].expected
 
 
-def test_a_fault_in_the_captured_call_cannot_be_planted():
-    status, reason, _ = _judged("graph.attention.capture", "graph-attention-length-read")
-    assert status is Status.NOT_SUPPORTED and "vLLM's own process" in reason
+def test_what_the_worker_does_not_know_cannot_be_put_into_the_call():
+    layer = RUNNERS["attention_graph"]().open(AttendRequest(0, 1.0, 64, 64))
+    with pytest.raises(NotSupported, match="vLLM's own process"):
+        layer.change(lambda step: step)
 
 
 def test_a_capture_that_fails_is_a_refusal(monkeypatch):
@@ -153,13 +218,22 @@ def test_a_capture_that_fails_is_a_refusal(monkeypatch):
 
 
 def test_no_graphs_on_a_cpu():
+    on_cpu = SimpleNamespace(capabilities=lambda: SimpleNamespace(device="cpu"))
     with pytest.raises(NotSupported, match="on the CPU"):
-        VllmAttentionGraphs(Kernel("cpu"))
+        VllmAttentionGraphs(None, on_cpu)
+
+
+def test_a_layer_needs_the_projection():
+    bare = SimpleNamespace(
+        capabilities=lambda: SimpleNamespace(device="cuda", parts=("attend",), notes=("no output projection: none",))
+    )
+    with pytest.raises(NotSupported, match="no output projection"):
+        VllmLayerGraphs(None, bare, Experts())
 
 
 def test_a_worker_that_is_gone():
-    kernel = Kernel()
-    captured = VllmCaptured(kernel, 1, None, [])
-    kernel.generation = 2
+    there = There()
+    captured = VllmCaptured(there, 1, None, [])
+    there.generation = 2
     with pytest.raises(StackCrashed, match="has ended"):
         captured.replay()

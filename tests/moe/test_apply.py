@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance import geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.seams import FaultyLoader
 from conformance.provenance import loaded
@@ -15,6 +15,7 @@ from conformance.provenance.boxes import Box, Origin, ProvenanceMap, Span, State
 from conformance.provenance.checkpoint import Checkpoint, Column, Constant, Diagonal, Seeded, Stripes, seeded
 from conformance.stacks.protocols import SHARDS, ExpertsRequest, StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 from references import mxfp4
 
 TINY = geometry.load("deepseek-v4-tiny")

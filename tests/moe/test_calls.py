@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackRefused
 from conformance.gate.runner import evaluate
 from conformance.provenance import loaded
@@ -19,6 +19,7 @@ from conformance.stacks import reference_calls
 from conformance.stacks.flashinfer import nvfp4
 from conformance.stacks.flashinfer.stack import FlashInferStack
 from conformance.stacks.protocols import MoeRequest
+from conformance.target import Target
 
 FLASH = geometry.load("deepseek-v4-flash")
 TARGET = Target(FLASH, 3, "flashinfer_cutlass", None, None, (128,), (128,))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import StackRefused
 from conformance.faults import moe as faults
 from conformance.faults import moe_nvfp4 as nvfp4_faults
@@ -20,6 +20,7 @@ from conformance.provenance.checkpoint import Checkpoint, Constant, seeded
 from conformance.stacks import reference_moe, reference_numerics, reference_prepare, reference_selection
 from conformance.stacks.protocols import MoeRequest
 from conformance.stacks.reference_moe import ReferenceMoe
+from conformance.target import Target
 from references import moe_nvfp4, mxfp4, mxfp8, nvfp4
 from references.moe import decoded
 from references.moe_staged import bf16, moe_staged

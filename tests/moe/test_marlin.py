@@ -11,7 +11,7 @@ import torch
 
 import hardware_profiles
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.errors import NotSupported, StackRefused
 from conformance.gate.runner import evaluate
 from conformance.provenance import loaded
@@ -21,6 +21,7 @@ from conformance.stacks import reference_calls
 from conformance.stacks.protocols import MoeRequest, StackOptions, TensorInfo
 from conformance.stacks.reference_moe import ReferenceMoe
 from conformance.stacks.vllm.stack import VllmStack
+from conformance.target import Target
 from suites.moe import marlin_calls
 
 FLASH = geometry.load("deepseek-v4-flash")

@@ -95,7 +95,8 @@ def test_a_run_without_maps(tmp_path):
 
 
 def test_a_stack_without_a_kernel():
-    from conformance.context import Context, Target
+    from conformance.context import Context
+    from conformance.target import Target
 
     target = Target(geometry.load("deepseek-v4-tiny"), 3, "cpu", None, None, (32,), (32,))
     with pytest.raises(NotSupported, match="offers no MoE kernel"):

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.provenance.measure import measure, to_trace
 from conformance.stacks.protocols import ExpertsRequest, StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 from tests.provenance.cells import paint
 from tests.provenance.layers import CONSTANT, MemoryLayer
 from tests.provenance.test_fingerprint import COLS, DUE, EXPERTS, LOADERS, RIGHT, ROWS

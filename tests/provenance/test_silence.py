@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 import hardware_profiles
 from conformance import catalogue, expected, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.geometry import Geometry
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 CHECKS = [c for c in catalogue.claims().values() if c.layer == "plan" or c.group == "loader.moe"]
 WHOLE = [c for c in catalogue.claims().values() if c.group in ("loader.model", "loader.draft")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
@@ -18,6 +18,7 @@ from conformance.stacks.parts import of as offered
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.quant_protocol import QuantCapabilities
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 _STACK = ReferenceStack(StackOptions())
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks.reference_runner import ReferenceRunner
+from conformance.target import Target
 from suites.quant.memory import peak
 
 _TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "cpu", None, None, (32,), (32,))

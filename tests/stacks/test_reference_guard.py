@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from conformance import catalogue, errors, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.gate.runner import evaluate
 from conformance.gate.settings import Settings, resolve
 from conformance.stacks.protocols import KernelChoice, KnownBackends, PlanOutcome, PlanRequest, StackOptions
 from conformance.stacks.reference import ReferenceStack
+from conformance.target import Target
 
 PAIR = ("FLASHINFER_MLA_SPARSE_DSV4", "flashinfer_cutlass")
 FLASH = geometry.load("deepseek-v4-flash")

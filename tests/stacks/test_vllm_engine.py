@@ -34,9 +34,9 @@ def _gate(folder: Path, tp: str, claims: set[str] | None, **config: Any) -> tupl
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Word, dict[str, ClaimResult]]:
-    """All but the third engine, which cuts prompts into chunks."""
+    """All but the server."""
     claims = {"e2e.answers", "e2e.repeat", "e2e.parity.logprobs", "e2e.parity.long", "e2e.parity.divergence"}
-    claims |= {"e2e.schedule.batch", "e2e.reference.logprobs", "e2e.reference.blocks"}
+    claims |= {"e2e.schedule.batch", "e2e.schedule.chunked", "e2e.reference.logprobs", "e2e.reference.blocks"}
     return _gate(tmp_path_factory.mktemp("gate"), "2,3", claims)
 
 
@@ -44,11 +44,16 @@ def test_two_sizes_agree(gate):
     _, found = gate
     passing = {name for name, r in found.items() if r.status == "pass"}
     assert passing == {
-        *("e2e.answers", "e2e.repeat", "e2e.schedule.batch"),
+        *("e2e.answers", "e2e.repeat", "e2e.schedule.batch", "e2e.schedule.chunked"),
         *("e2e.parity.logprobs", "e2e.parity.long", "e2e.parity.divergence"),
     }, {name: r.reason for name, r in found.items()}
     spread = found["e2e.parity.logprobs"].evidence.measured["TP2 against TP3"]
     assert 0.05 < spread["p99"] < 0.3 and spread["values"] > 10_000
+
+
+def test_chunks_and_cache_hits_are_counted_in_the_engines_own_steps(gate):
+    chunks, known = gate[1]["e2e.schedule.chunked"].evidence.measured.values()
+    assert chunks["steps of the longest prompt"] > 2 and known["tokens from the cache"] > 0
 
 
 def test_the_swallowed_swiglu_limit_is_found_and_named(gate):
@@ -74,3 +79,14 @@ def test_a_cut_scale_group_answers_nan(tmp_path):
     reason = found["e2e.answers"].reason
     assert "TP2" in reason and "96 / 2 = 48 is no multiple of 32, a scale group is cut" in reason
     assert "layers.0.ffn is the first block whose output is not finite" in reason
+
+
+def test_what_needs_cuda_is_not_supported_in_vllms_words(tmp_path):
+    model = tmp_path / "model"
+    make_checkpoint.write(model, make_checkpoint.DRAFTING, drafting=True)
+    settings = {"stack": "vllm", "profile": "cpu", "layers": "e2e", "vllm_python": PYTHON, "tp": "2,3"}
+    run = resolve(Settings(**settings, model=str(model), run_dir=str(tmp_path / "run")))
+    verdict, _ = run_gate(run, {"e2e.mtp.acceptance", "e2e.mtp.parity"})
+    assert verdict.verdict is Word.INCOMPLETE
+    for result in verdict.claims:
+        assert result.status == "not-supported" and "MTP) is not implemented on CPU" in result.reason

@@ -9,6 +9,7 @@ import pytest
 
 from conformance.checkpoint import folder, routed
 from conformance.context import Context
+from conformance.faults.seams import FaultyLoader, LoaderFault
 from conformance.fuzz.geometries import Case, Judge, first, target
 from conformance.fuzz.search import Profile, search
 from conformance.stacks.protocols import StackOptions
@@ -32,13 +33,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmStack]:
     opened.close()
 
 
-def _verified(stack: VllmStack, path, intermediate: int) -> routed.Verified:
+def _verified(stack: VllmStack, path, intermediate: int, fault: LoaderFault | None = None) -> routed.Verified:
     config = make_checkpoint.UNEVEN | {"moe_intermediate_size": intermediate}
     make_checkpoint.write(path, config, files=2)
     files = folder.read(str(path))
     judged = target(Case(TP, intermediate // 32, "cpu"), None)
     judged = type(judged)(files.geometry, TP, "cpu", None, None, judged.intermediate_roundings, judged.hidden_roundings)
-    return routed.verify(Context(judged, stack.planner(), stack.loader(), files=files))
+    loader = stack.loader() if fault is None else FaultyLoader(stack.loader(), fault)
+    return routed.verify(Context(judged, stack.planner(), loader, files=files), most_wrong=10**6)
 
 
 def test_the_files_bytes_are_loaded(stack, tmp_path):
@@ -53,6 +55,12 @@ def test_odd_scale_groups_are_not(stack, tmp_path):
     entry = folder.read(str(tmp_path / "odd")).entries[rank1.name]
     assert rank1.offset == entry.start + 64 * 128
     assert any(w.parameter == "w2_weight_scale" for w in seen.wrong)
+
+
+def test_one_call_an_expert_sees_what_step_by_step_does(stack, tmp_path):
+    """A layer behind a seam is loaded tensor by tensor and read parameter by parameter."""
+    at_once = _verified(stack, tmp_path / "one", 96)
+    assert at_once == _verified(stack, tmp_path / "two", 96, LoaderFault()) and at_once.wrong
 
 
 def test_fuzzing_finds_odd_group_counts(stack):

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.context import Context, Target
+from conformance.context import Context
 from conformance.faults import selftest
 from conformance.faults.catalogue import FAULTS
 from conformance.gate.runner import evaluate
 from conformance.result import Status
 from conformance.stacks import registry
 from conformance.stacks.protocols import StackOptions
+from conformance.target import Target
 from conformance.world.ranks import Worlds
 
 TINY = geometry.load("deepseek-v4-tiny")

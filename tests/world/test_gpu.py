@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from conformance import geometry
-from conformance.context import Target
 from conformance.errors import StackCrashed, StackTimeout
 from conformance.provenance import loaded
 from conformance.stacks.protocols import StackOptions
+from conformance.target import Target
 from conformance.world.processes import Processes
 from conformance.world.rank import Setup
 from tests.stacks.test_process import gone

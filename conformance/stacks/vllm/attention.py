@@ -135,16 +135,16 @@ class _Session:
 
     def __init__(self, kernel: VllmAttention, worker: VllmWorker, part: str, read: Tensors, **plain: Any) -> None:
         self._kernel, self._worker, self._part = kernel, worker, part
-        self._session: int = kernel.call(f"open_{part}", read, {}, **plain)
-        self._generation = worker.process.generation
+        self.session: int = kernel.call(f"open_{part}", read, {}, **plain)
+        self.generation = worker.process.generation
 
     def _run(self, read: Tensors, written: Tensors, **plain: Any) -> None:
-        if self._worker.process.generation != self._generation:
+        if self._worker.process.generation != self.generation:
             raise StackCrashed(f"the worker that this {self._part} was opened in has ended; open it again")
-        self._kernel.call(f"run_{self._part}", read, written, session=self._session, **plain)
+        self._kernel.call(f"run_{self._part}", read, written, session=self.session, **plain)
 
     def close(self) -> None:
-        self._kernel.close_session(self._part, self._session, self._generation)
+        self._kernel.close_session(self._part, self.session, self.generation)
 
 
 class VllmCompressor(_Session):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 
 from conformance.errors import StackError, one_line
 from conformance.stacks import interpreter
-from conformance.stacks.engine_protocol import Answer, Block, EngineRequest, Likely
+from conformance.stacks.engine_protocol import Answer, Block, Drafts, EngineRequest, Likely
 from conformance.stacks.process import Worker, WorkerSpec, sources
 from conformance.stacks.protocols import StackOptions
 
@@ -19,6 +20,7 @@ _HERE = Path(__file__).parent
 #: Faults that the plug-in can plant (`plugin/faults.py`).
 KINDS = ("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "one-token", "unsteady", "batch", "cache")
 _START_SECONDS = 600.0
+#: Of the checkpoint that layer e2e makes: 27 blocks of 256 tokens.
 _KV_BYTES = 256 << 20
 #: A server keeps its metrics.
 _NOT_SERVED = ("disable_log_stats",)
@@ -27,11 +29,18 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the default pins threads by node, and fails at TP2 on one node
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the core in the worker itself: one process less, one import less
-    "TORCHDYNAMO_DISABLE": "1",  # eager: of index and counting helpers alone, 20 s of compiling a process
     "VLLM_CACHE_ROOT": "{folder}/cache/vllm",
     "VLLM_CONFIG_ROOT": "{folder}/cache/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",
     "TMPDIR": "{folder}",  # sockets and rendezvous files go with the worker
+}
+#: Without a GPU nothing is worth compiling: 20 s a process, for index and counting helpers.
+_ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
+#: DeepGEMM compiles what is called, when it is; vLLM's warm-up compiles all that might be, for minutes.
+_ON_GPU = {
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "DG_JIT_CACHE_DIR": os.environ.get("DG_JIT_CACHE_DIR") or str(Path.home() / ".cache/tp-conformance/deep_gemm"),
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
 
@@ -40,8 +49,9 @@ class VllmEngine:
 
     kinds = KINDS
 
-    def __init__(self, options: StackOptions):
-        self._options = options
+    def __init__(self, options: StackOptions, make_room: Callable[[], None] = lambda: None):
+        """`make_room` is called before an engine is started."""
+        self._options, self._make_room = options, make_room
 
     def open(self, request: EngineRequest) -> VllmSession:
         return VllmSession(self._worker(), request)
@@ -50,6 +60,7 @@ class VllmEngine:
         return VllmServer(self._worker(), request)
 
     def _worker(self) -> Worker:
+        self._make_room()
         o = self._options
         python = interpreter.resolve(o.python, "--vllm-python")
         source = interpreter.checkout(o.source, "vllm", "--vllm-source")
@@ -60,7 +71,7 @@ class VllmEngine:
                 modules=sources(_HERE / "worker"),
                 entry="engine",
                 path=interpreter.search_path([source] if source else []),
-                environment=_ENVIRONMENT,
+                environment=_ENVIRONMENT | (_ON_GPU if torch.cuda.is_available() else _ON_CPU),
                 work_dir=o.work_dir,
                 call_timeout=o.call_timeout,
                 start_timeout=o.start_timeout,
@@ -138,6 +149,11 @@ class VllmSession:
         found = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
         return {name: Block(found[name]["x"], found[name]["y"]) for name in sorted(found, key=_order)}
 
+    def drafts(self) -> Drafts:
+        """By vLLM's own metrics. Run nowhere yet: it needs a GPU."""
+        steps, accepted = self._worker.call("drafts")
+        return Drafts(steps, tuple(accepted))
+
     def close(self) -> str:
         """vLLM aborts now and then when it ends, after everything was answered: noted, and nothing more."""
         try:
@@ -154,7 +170,7 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
     return {
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
+        "enforce_eager": not request.graph,
         "max_model_len": request.context,
         "max_num_seqs": request.sequences,
         "max_num_batched_tokens": request.chunk,
@@ -163,8 +179,9 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
         "enable_prefix_caching": request.prefix_cache,
         "max_logprobs": 20,
         "logprobs_mode": "raw_logprobs",
-        "disable_log_stats": True,
+        "disable_log_stats": not request.draft,  # they count what was accepted
         "seed": 0,
+        **({"speculative_config": {"method": "mtp", "num_speculative_tokens": request.draft}} if request.draft else {}),
     }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from conformance.errors import AdapterError, StackCrashed
-from conformance.stacks.protocols import ExpertsInfo, ExpertsRequest, ParameterInfo
-from conformance.stacks.shared import SharedBuffer
+from conformance.stacks.protocols import ExpertsInfo, ExpertsRequest, ParameterInfo, Sources
+from conformance.stacks.shared import FilePart, SharedBuffer
 
 if TYPE_CHECKING:
     import torch
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
     from conformance.stacks.vllm.stack import VllmWorker
 
 
+_ALIGNMENT = 64
 #: (generation of the worker, number over there) -> buffer: of all layers that are open.
-Buffers = dict[tuple[int, int], SharedBuffer]
+Buffers = dict[tuple[int, int], SharedBuffer | FilePart]
 
 
 class VllmLoader:
@@ -53,11 +56,25 @@ class VllmExperts:
         self._generation = worker.process.generation
         self._buffers: dict[int, SharedBuffer] = {}
         self._shared = shared
-        largest = max(p.rows * p.cols for p in info.parameters.values())
-        self._exchange, self._out = self._attach(largest)
+        self._exchange, self._out = self._attach(max(p.rows * p.cols for p in info.parameters.values()))
+        #: Where the parameters live once `load_all` has been called, each in so many bytes.
+        self._home: tuple[int, SharedBuffer] | None = None
+        self._sizes = {name: -(-p.rows * p.cols // _ALIGNMENT) * _ALIGNMENT for name, p in info.parameters.items()}
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         return self._attach(nbytes)[1].tensor
+
+    def share(self, part: FilePart) -> None:
+        process = self._worker.process
+        number = process.call("attach_file", path=str(part.path), start=part.start, nbytes=part.nbytes)
+        self._shared[process.generation, number] = part
+
+    def unshare(self, part: FilePart) -> None:
+        process = self._worker.process
+        for key in [key for key, held in self._shared.items() if held is part]:
+            del self._shared[key]
+            if process.alive and process.generation == key[0]:
+                process.call("detach", buffer=key[1])
 
     def initial(self, parameter: str, expert: int) -> torch.Tensor:
         del expert  # all experts of a parameter are one tensor, constructed in one go
@@ -80,6 +97,21 @@ class VllmExperts:
             rows=rows,
             cols=cols,
         )
+
+    def load_all(self, sources: Sources) -> dict[str, torch.Tensor]:
+        """See protocols.LoadsAll: one call, and no byte is copied but by the loader itself."""
+        if self._home is None:
+            self._home = self._attach(sum(self._sizes.values()))
+        number, buffer = self._home
+        loads = [
+            [parameter, shard, *self._locate(source), *source.shape]
+            for parameter, shards in sources.items()
+            for shard, source in shards.items()
+        ]
+        starts = dict(zip(self._sizes, accumulate(self._sizes.values(), initial=0), strict=False))
+        places = [(parameter, starts[parameter]) for parameter in sources]
+        self._call("load_all", loads=json.dumps(loads), places=json.dumps(places), buffer=number)
+        return {parameter: self._view(parameter, buffer, start) for parameter, start in places}
 
     def read(self, parameter: str, expert: int) -> torch.Tensor:
         self._call("read", parameter=parameter, expert=expert, buffer=self._exchange)
@@ -115,14 +147,15 @@ class VllmExperts:
         self._buffers[number] = self._shared[self._generation, number] = buffer
         return number, buffer
 
-    def _view(self, parameter: str) -> torch.Tensor:
+    def _view(self, parameter: str, buffer: SharedBuffer | None = None, start: int = 0) -> torch.Tensor:
         shape = self.info.parameters[parameter]
-        return self._out.tensor[: shape.rows * shape.cols].view(shape.rows, shape.cols)
+        whole = (buffer or self._out).tensor
+        return whole[start : start + shape.rows * shape.cols].view(shape.rows, shape.cols)
 
     def _locate(self, source: torch.Tensor) -> tuple[int, int]:
         """(buffer number, byte offset) of a source. Raises AdapterError if `allocate` did not hand it out."""
         if source.dim() == 2 and source.is_contiguous() and source.element_size() == 1:
-            for (generation, number), buffer in self._shared.items():
+            for (generation, number), buffer in list(self._shared.items()):  # threads load other ranks
                 offset = buffer.offset(source)
                 if offset is not None and generation == self._generation:
                     return number, offset

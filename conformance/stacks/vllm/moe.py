@@ -75,13 +75,13 @@ class VllmMoeLayer:
         self._hidden = request.geometry.hidden_size
         opened = worker.call("open_moe", **_fields(request))
         self.picked: str = opened["picked"]
-        self._session: int = opened["session"]
+        self.session: int = opened["session"]
         self._generation = worker.process.generation
         #: The tokens that are over there: checks send the same ones to one expert after another. Held on to, so that
         #: address and version tell them from others.
         self._sent: tuple[torch.Tensor, int] | None = None
         self._send(request)
-        worker.call("convert_moe", session=self._session)
+        worker.call("convert_moe", session=self.session)
 
     def _send(self, request: MoeRequest) -> None:
         """Parameters as they were loaded, some experts at a time."""
@@ -92,7 +92,7 @@ class VllmMoeLayer:
                 number, shared = self._kernel.buffer(data.numel())
                 shared[: data.numel()].view(data.shape).copy_(data)
                 self._worker.call(
-                    "fill_moe", session=self._session, parameter=parameter, first=first, last=last, buffer=number
+                    "fill_moe", session=self.session, parameter=parameter, first=first, last=last, buffer=number
                 )
 
     def run(
@@ -119,7 +119,7 @@ class VllmMoeLayer:
             if index or not known:
                 shared[at : at + size].copy_(part)
             at += size
-        call = {"session": self._session, "buffer": number, "tokens": len(x), "slots": ids.shape[1], "same_x": known}
+        call = {"session": self.session, "buffer": number, "tokens": len(x), "slots": ids.shape[1], "same_x": known}
         self._worker.call("run_moe", **call)
         answer = shared[at : at + out.numel() * out.element_size()].view(out.dtype).view(out.shape)
         out.copy_(answer)
@@ -131,7 +131,7 @@ class VllmMoeLayer:
         """Nothing to do if its worker is gone."""
         process = self._worker.process
         if process.generation == self._generation and process.alive:
-            process.call("close_moe", session=self._session)
+            process.call("close_moe", session=self.session)
 
 
 def _fields(request: MoeRequest) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conformance.errors import NotSupported, StackMissing
+from conformance.faults import graph_steps
 from conformance.geometry import Geometry
 from conformance.stacks import interpreter
 from conformance.stacks.compile.compiler import ToolchainCompiler
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.quant_calls_protocol import QuantCallRequest
     from conformance.stacks.vllm.attention import VllmAttention
-    from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
     from conformance.stacks.vllm.engine import VllmEngine
+    from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmLayerGraphs, VllmMoeGraphs
     from conformance.stacks.vllm.hyper import VllmHyper
     from conformance.stacks.vllm.moe import VllmMoe
     from conformance.stacks.vllm.quantizer import VllmGpuQuantizer
 
 _WORKER = Path(__file__).with_name("worker")
+#: Faults that are planted in a worker's own calls.
+_PLANTED = {"graph_steps": Path(graph_steps.__file__).read_text()}
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -77,7 +80,7 @@ class VllmWorker:
                 WorkerSpec(
                     name="vllm_gpu" if self._gpu else "vllm",
                     python=python,
-                    modules=sources(QUANTISERS, _WORKER),
+                    modules=sources(QUANTISERS, _WORKER) | _PLANTED,
                     entry="gpu_api" if self._gpu else "api",
                     path=interpreter.search_path([source] if source else []),
                     environment=self._environment(),
@@ -171,9 +174,21 @@ class VllmStack:
 
     def attention_graph(self) -> VllmAttentionGraphs:
         """Raises NotSupported where vLLM's attention runs on no GPU."""
-        from conformance.stacks.vllm.attention_graphs import VllmAttentionGraphs
+        from conformance.stacks.vllm.graphs import VllmAttentionGraphs
 
-        return VllmAttentionGraphs(self.attention())
+        return VllmAttentionGraphs(self._gpu, self.attention())
+
+    def layer_graph(self) -> VllmLayerGraphs:
+        """Raises NotSupported where vLLM's attention and its projection run on no GPU."""
+        from conformance.stacks.vllm.graphs import VllmLayerGraphs
+
+        return VllmLayerGraphs(self._gpu, self.attention(), self.moe())
+
+    def graph(self) -> VllmMoeGraphs:
+        """Raises NotSupported without a GPU."""
+        from conformance.stacks.vllm.graphs import VllmMoeGraphs
+
+        return VllmMoeGraphs(self._gpu, self.moe())
 
     def attention_calls(self, request: CallRequest) -> list[MoeCall]:
         from conformance.stacks.vllm.attention import calls
@@ -203,7 +218,7 @@ class VllmStack:
     def engine(self) -> VllmEngine:
         from conformance.stacks.vllm.engine import VllmEngine
 
-        return VllmEngine(self._options)
+        return VllmEngine(self._options, self._make_room)
 
     def compiler(self) -> ToolchainCompiler:
         return self._compiler
@@ -217,6 +232,11 @@ class VllmStack:
         from conformance.stacks.vllm.quantizer import VllmGpuQuantizer
 
         return VllmGpuQuantizer(self._gpu)
+
+    def _make_room(self) -> None:
+        """An engine needs the memory, of a GPU too, that earlier layers' workers hold; the next call starts them."""
+        self._worker.close()
+        self._gpu.close()
 
     def close(self) -> None:
         self._compiler.close()

@@ -36,17 +36,8 @@ def attention(part, lend, **given):
     """One part: `lend` is the buffer, its spans and tensors, which the part finds by name; `given` are plain values."""
     driven = platform()
     with tensors.lent(**lend, device=driven.DEVICE) as lent, refusals(part):
-        return _calls(driven)[part](lent, **given)
+        return driven.CALLS[part](lent, **given)
 
 
 def close_attention(part, session):
-    _calls(platform())[f"close_{part}"](session)
-
-
-def _calls(driven):
-    """Graphs are captured on GPUs alone."""
-    if driven.DEVICE == "cpu":
-        return driven.CALLS
-    from . import attention_graphs
-
-    return driven.CALLS | attention_graphs.CALLS
+    platform().CALLS[f"close_{part}"](session)

@@ -19,13 +19,12 @@ _LAYER = "model.layers.0.attn"
 
 
 def build(config, heads, groups, positions):
-    """DeepseekV4CPUAttention of layer 0 without compression: projections do not differ between layers. `config`: the
+    """The platform's attention of layer 0 without compression: projections do not differ between layers. `config`: the
     model's config.json as a dictionary. Raises Refused, Unsupported."""
     import torch
     from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
 
-    kind = cpu_modules.classes().DeepseekV4CPUAttention
-    _without_amx()
+    kind, device = _kind()
     own = config | {
         "num_attention_heads": heads,
         "o_groups": groups,
@@ -37,8 +36,8 @@ def build(config, heads, groups, positions):
     try:
         torch.set_default_dtype(torch.bfloat16)
         cache = CacheConfig(cache_dtype="fp8", block_size=256)
-        current = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig("cpu"))
-        with set_current_vllm_config(current), _alone():
+        current = VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device))
+        with set_current_vllm_config(current), _alone(), torch.device(device):
             return kind(current, prefix=_LAYER), current
     except Exception as error:
         if isinstance(error, OF_THE_MACHINE):
@@ -46,6 +45,20 @@ def build(config, heads, groups, positions):
         raise Refused(f"building the attention module: {stacks_words(error)}") from error
     finally:
         torch.set_default_dtype(before)
+
+
+def _kind():
+    """The attention module of this process's platform, and its device."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        _without_amx()
+        return cpu_modules.classes().DeepseekV4CPUAttention, "cpu"
+    try:
+        from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
+    except Exception as error:
+        raise Unsupported(f"vLLM's attention module cannot be imported: {stacks_words(error)}") from error
+    return DeepseekV4FlashMLAAttention, "cuda"
 
 
 def _model(config):
@@ -58,17 +71,17 @@ def _model(config):
 
 @contextlib.contextmanager
 def _alone():
-    """One rank of one, without CUDA events: vLLM's own CPU runner takes those away too."""
+    """One rank of one; on a CPU without CUDA events: vLLM's own CPU runner takes those away too."""
     import torch
     from vllm.distributed import parallel_state
 
     names = [n for n in ("_TP", "_DP", "_PP", "_EP", "_PCP", "_DCP", "_EPLB") if hasattr(parallel_state, n)]
-    before = [(parallel_state, n, getattr(parallel_state, n)) for n in names] + [
-        (torch.cuda, "Event", torch.cuda.Event)
-    ]
+    before = [(parallel_state, n, getattr(parallel_state, n)) for n in names]
     for name in names:
         setattr(parallel_state, name, stubs.group(1, 0))
-    setattr(torch.cuda, "Event", lambda *_, **__: SimpleNamespace())  # noqa: B010
+    if not torch.cuda.is_available():
+        before.append((torch.cuda, "Event", torch.cuda.Event))
+        setattr(torch.cuda, "Event", lambda *_, **__: SimpleNamespace())  # noqa: B010
     try:
         yield
     finally:
@@ -102,7 +115,8 @@ def open_output(lent, config, heads, groups):
     with set_current_vllm_config(current), torch.no_grad(), _alone():
         for linear in (module.wo_a, module.wo_b):
             linear.quant_method.process_weights_after_loading(linear)
-        module.process_weights_after_loading(torch.bfloat16)
+        if hasattr(module, "process_weights_after_loading"):
+            module.process_weights_after_loading(torch.bfloat16)
     return layers.add((module, current))
 
 
@@ -115,13 +129,17 @@ def _put(name, parameter, given):
 
 
 def run_output(lent, session):
+    lent["out"].copy_(project(session, lent["o"], lent["positions"]))
+
+
+def project(session, o, positions):
     """`_o_proj` of the rank's own heads: vLLM slices the kernel's pad heads away before."""
     import torch
     from vllm.config import set_current_vllm_config
 
     module, current = layers[session]
     with set_current_vllm_config(current), cpu_modules.context({}), torch.no_grad(), _alone():
-        lent["out"].copy_(module._o_proj(lent["o"][:, : module.n_local_heads, :], lent["positions"]))
+        return module._o_proj(o[:, : module.n_local_heads, :], positions)
 
 
 def close_output(session):

@@ -9,8 +9,8 @@ from . import oracle, stubs
 from .fake_platform import pretend
 
 
-def build(config, tp, capability, moe, rank, layers, experts=None, device="meta", draft=False):
-    """The model of `rank`, shortened to its first `layers` layers and `experts` routed experts (None: all).
+def build(config, tp, capability, moe, rank, layers, experts=None, device="meta", draft=False, vocabulary=None):
+    """The model of `rank`, shortened: its first `layers` layers, `experts` and rows of `vocabulary` (None: all).
 
     `draft` builds the model class of `config.speculative_config`'s draft instead. The configuration is given back as
     it came. Raises what the model's constructor raises.
@@ -26,7 +26,7 @@ def build(config, tp, capability, moe, rank, layers, experts=None, device="meta"
     choice = oracle.choosing(oracle.candidates(moe)[0]) if moe in oracle.names() else contextlib.nullcontext()
     context = config.compilation_config.static_forward_context
     registered, cache_dtype, dtype = dict(context), config.cache_config.cache_dtype, torch.get_default_dtype()
-    with shortened(config, layers, experts, draft):
+    with shortened(config, layers, experts, draft, vocabulary):
         try:
             config.cache_config.cache_dtype = "fp8"
             torch.set_default_dtype(described.dtype)
@@ -46,12 +46,14 @@ def build(config, tp, capability, moe, rank, layers, experts=None, device="meta"
 
 
 @contextlib.contextmanager
-def shortened(config, layers, experts, draft):
-    """Inside, every text configuration has that many layers and experts. The draft's own number of layers stays, and
-    so does the target's, by which it finds its place."""
+def shortened(config, layers, experts, draft, vocabulary=None):
+    """Inside, every text configuration has that many layers, experts and rows of vocabulary. The draft's own number of
+    layers stays, and so does the target's, by which it finds its place."""
     wanted = {} if draft else {"num_hidden_layers": layers}
     if experts is not None:
-        wanted |= {"n_routed_experts": experts, "num_experts_per_tok": 1}
+        wanted |= {"n_routed_experts": experts, "num_local_experts": experts, "num_experts_per_tok": 1}
+    if vocabulary is not None:
+        wanted |= {"vocab_size": vocabulary}
     models = [config.model_config] + ([config.speculative_config.draft_model_config] if draft else [])
     texts = {id(text): text for model in models for text in (model.hf_config, model.hf_text_config)}.values()
     before = [(text, {n: getattr(text, n) for n in wanted if hasattr(text, n)}) for text in texts]

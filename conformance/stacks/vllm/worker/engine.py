@@ -1,5 +1,6 @@
 """A whole vLLM engine in this worker: started, asked, ended. The plug-in goes into every process that vLLM starts."""
 
+import importlib.util
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .problems import Missing, Refused, stacks_words
+from .problems import Missing, Refused, Unsupported, stacks_words
 
 _PLUGIN = "conformance_vllm_plugin"
 #: The end of a rank's traceback in the log, and how far back it is looked for.
@@ -21,20 +22,17 @@ STEPS: dict[str, list[int]] = {}
 
 def open_engine(plugin, model, tp, settings, fault):
     """`plugin`: {module: source}; `settings`: arguments of vLLM's LLM; `fault`: a spec, or none."""
-    install(plugin)
     trace = Path.cwd() / "trace"
     trace.mkdir(exist_ok=True)
     os.environ |= {"CONFORMANCE_ENGINE_TRACE": str(trace)}
-    if fault:
-        os.environ["CONFORMANCE_ENGINE_FAULT"] = json.dumps(fault)
+    prepare(plugin, settings, fault)
     try:
         import torch
         import vllm
     except Exception as error:
         raise Missing(stacks_words(error)) from error
-    if not torch.cuda.is_available():
-        os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
-    given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": "mp", **settings}
+    executor = "uni" if tp == 1 and torch.cuda.is_available() else "mp"  # one process less to start
+    given = {"model": model, "tensor_parallel_size": tp, "distributed_executor_backend": executor, **settings}
     try:
         RUNNING["llm"] = vllm.LLM(**given)
     except Exception as error:
@@ -43,6 +41,35 @@ def open_engine(plugin, model, tp, settings, fault):
     entry = sys.modules.get(f"{_PLUGIN}.entry")
     patches = [*(entry.PATCHES if entry else []), *_watch_schedule(RUNNING["llm"])]
     return {"version": vllm.__version__, "patches": patches}
+
+
+def prepare(plugin, settings, fault):
+    """The environment of this process and of all that it starts: plug-in, fault, and no GPU where there is none.
+
+    Raises Missing without a torch that can be imported, Unsupported for what vLLM does on GPUs alone.
+    """
+    install(plugin)
+    if fault:
+        os.environ["CONFORMANCE_ENGINE_FAULT"] = json.dumps(fault)
+    try:
+        import torch
+    except Exception as error:
+        raise Missing(stacks_words(error)) from error
+    if not torch.cuda.is_available():
+        os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
+        _check_without_a_gpu(settings)
+
+
+def _check_without_a_gpu(settings):
+    """Before anything is loaded."""
+    if not settings["enforce_eager"]:
+        raise Unsupported("vLLM captures no graphs without CUDA")
+    found = importlib.util.find_spec("vllm")
+    if (settings.get("speculative_config") or {}).get("method") == "mtp" and found and found.origin:
+        stub = Path(found.origin).with_name("models") / "deepseek_v4" / "cpu" / "mtp.py"
+        words = re.search(r'"([^"]*not implemented on CPU[^"]*)"', stub.read_text()) if stub.exists() else None
+        if words:
+            raise Unsupported(f"vLLM says: {words[1]}")
 
 
 def _root_cause(error):
@@ -141,6 +168,14 @@ def trace(sequence):
     return str(folder)
 
 
+def drafts():
+    """(verification steps, how many of them accepted the first draft token, the second, ...), of vLLM's metrics."""
+    found = {metric.name: metric for metric in RUNNING["llm"].get_metrics()}
+    steps = found.get("vllm:spec_decode_num_drafts")
+    accepted = found.get("vllm:spec_decode_num_accepted_tokens_per_pos")
+    return (int(steps.value) if steps else 0), [int(n) for n in accepted.values] if accepted else []
+
+
 def _packed(steps, top):
     """(ids int32, log-probabilities float32) as bytes, `top` a step, likeliest first: what vLLM ranks 1 to top."""
     import numpy
@@ -181,5 +216,6 @@ CALLS = {
     "generate": generate,
     "score": score,
     "trace": trace,
+    "drafts": drafts,
     "close_engine": close_engine,
 }

@@ -13,6 +13,10 @@ def open_experts(folder, tp, rank, backend, experts, capability, attention, forc
     Raises Refused (vLLM refuses the configuration or the layer), Unsupported (no such backend).
     """
     wanted = oracle.candidates(backend)
+    if configs.model_config(folder).hf_text_config.model_type == routed.GPT_OSS:
+        from . import gpt_oss
+
+        return gpt_oss.open_experts(folder, tp, rank, backend, experts, capability, attention, force, attributes)
     named = backend if backend in configs.moe_backends() else "auto"
     config, notes, forced = configuration(folder, tp, capability, named, attention, force)
     if named != backend:

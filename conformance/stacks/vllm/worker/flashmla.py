@@ -56,7 +56,15 @@ def capabilities():
         parts.append("table")
     except Unsupported as error:
         notes.append(f"no table: {error}")
+    projected = _projected()
+    if projected is None:
+        parts.append("output")
+        scales = {"projection": "e4m3", "scales": "float32 128x128"}
+    else:
+        notes.append(f"no output projection: {projected}")
+        scales = {}
     return {
+        **scales,
         "parts": parts,
         "phases": ["decode", "prefill"] if gather else ["decode"],
         "heads": list(HEADS),
@@ -66,6 +74,16 @@ def capabilities():
         "device_words": f"{torch.cuda.get_device_name()}, vLLM's FlashMLA",
         "notes": notes,
     }
+
+
+def _projected():
+    """None where vLLM's output projection runs here, else why it does not: DeepGEMM multiplies for it."""
+    try:
+        from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention  # noqa: F401
+        from vllm.utils.deep_gemm import _import_deep_gemm
+    except Exception as error:
+        return f"vLLM's attention module cannot be imported here: {stacks_words(error)}"
+    return None if _import_deep_gemm() else "this vLLM has no DeepGEMM that can be imported"
 
 
 def padded(heads):
@@ -187,4 +205,12 @@ def _prefill(lent, scale, window_tokens, compressed_tokens):
     )
 
 
-CALLS = {"table": table, "queries": queries, "insert": insert, "attend": attend}
+CALLS = {
+    "table": table,
+    "queries": queries,
+    "insert": insert,
+    "attend": attend,
+    "open_output": attention_layer.open_output,
+    "run_output": attention_layer.run_output,
+    "close_output": attention_layer.close_output,
+}

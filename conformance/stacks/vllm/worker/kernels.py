@@ -15,7 +15,8 @@ def kernel(folder, tp, capability, moe, widths):
     wanted = oracle.candidates(moe)
     config = configs.vllm_config(configs.model_config(folder), 1, capability, "auto", None, guarded=False)
     parallel = routed.parallel_config(tp, 0)
-    experts = int(getattr(config.model_config.hf_text_config, "n_routed_experts", 0) or 1)
+    text = config.model_config.hf_text_config
+    experts = int(getattr(text, "n_routed_experts", 0) or getattr(text, "num_local_experts", 0) or 1)
     answer = {"asked": moe, "candidates": [b.name for b in wanted], "roundings": {}, "notes": []}
     with set_current_vllm_config(config):
         if capability is not None:

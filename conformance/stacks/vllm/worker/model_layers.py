@@ -4,7 +4,7 @@ Nothing here divides an axis by tp: per-rank sizes come from parameter shapes, p
 say of themselves. An axis that cannot be read is left out, with a note.
 """
 
-from . import building, stubs
+from . import building, routed, stubs
 from .problems import Unsupported, stacks_words
 
 
@@ -65,7 +65,8 @@ def _last(model):
 
 
 def _experts(model):
-    experts = _last(model).ffn.experts
+    layer = _last(model)
+    experts = (layer.ffn if hasattr(layer, "ffn") else layer.mlp).experts
     return getattr(experts, "routed_experts", experts)
 
 
@@ -82,6 +83,8 @@ def _groups(model, text):
 
 
 def _routed(model, text):
+    if text.model_type == routed.GPT_OSS:
+        raise Unsupported("gpt-oss's load_weights cuts experts by scale groups, and no layer holds that share")
     experts = _experts(model)
     width = experts.moe_config
     original = getattr(text, "original_moe_intermediate_size", text.moe_intermediate_size)
@@ -94,8 +97,12 @@ def _shared(model, text):
     return original, down.input_size, down.weight.shape[1]
 
 
+def _embedding(model):
+    return getattr(model.model, "embed_tokens", None) or model.model.embedding
+
+
 def _vocab(model, text):
-    embedding, head = model.model.embed_tokens, model.lm_head
+    embedding, head = _embedding(model), model.lm_head
     sizes = [(e.org_vocab_size, e.num_embeddings_padded, e.weight.shape[0]) for e in (embedding, head)]
     if sizes[0] != sizes[1]:
         raise Unsupported(f"embedding {sizes[0]} and output head {sizes[1]} differ")
@@ -104,6 +111,8 @@ def _vocab(model, text):
 
 def _kv_heads(model, text):
     layer = _last(model).attn
+    if hasattr(layer, "qkv_proj"):
+        return layer.qkv_proj.total_num_kv_heads
     return _whole(layer.fused_wqa_wkv.weight.shape[0] - layer.q_lora_rank, layer.head_dim)
 
 
@@ -122,7 +131,7 @@ def _index_heads(model, text):
 _AXES = {"heads": _heads, "groups": _groups, "routed": _routed, "shared": _shared, "vocab": _vocab}
 _UNPADDED = {
     "kv_heads": _kv_heads,
-    "hidden_size": lambda model, text: model.model.embed_tokens.weight.shape[1],
+    "hidden_size": lambda model, text: _embedding(model).weight.shape[1],
     "experts": lambda model, text: _experts(model).w13_weight.shape[0],
     "top_k": lambda model, text: _experts(model).top_k,
     "index_heads": _index_heads,

@@ -90,7 +90,9 @@ def own_choice(moe_config, capability, with_packages=False):
     `with_packages` lets it believe that the kernel packages are installed, whatever this machine has.
     """
     oracle = _oracle()
-    select = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", None) or oracle.select_mxfp4_moe_backend
+    select = oracle.select_mxfp4_moe_backend  # the one that gpt-oss's method asks, whose experts have biases
+    if not getattr(moe_config, "has_bias", False):
+        select = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", select)
     if with_packages:
         _import_kernels(moe_config.moe_backend)
     with pretend(capability), _packages_present() if with_packages else contextlib.nullcontext():

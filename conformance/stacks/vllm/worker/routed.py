@@ -8,6 +8,8 @@ from .problems import Refused, Unsupported, stacks_words
 from .start import accepted_arguments
 
 LAYER = "model.layers.0.ffn.experts"
+#: The model type whose experts have biases, and gate and up rows in turn.
+GPT_OSS = "gpt_oss"
 #: Also what the harness calls them: everything else that the layer holds is not loaded from the checkpoint.
 PARAMETERS = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
 
@@ -97,11 +99,11 @@ def moe_config(config, parallel, name, experts, undivided=False, width=None):
     from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 
     text = config.model_config.hf_text_config
-    configured = getattr(text, "moe_intermediate_size", None)
-    width = width or configured
-    if configured is None:
-        kind = getattr(text, "model_type", "?")
-        raise Unsupported(f"{kind}: experts without moe_intermediate_size are not cut by the layer's loader")
+    kind = getattr(text, "model_type", "?")
+    fused = kind == GPT_OSS
+    width = width or getattr(text, "intermediate_size" if fused else "moe_intermediate_size", None)
+    if width is None:
+        raise Unsupported(f"{kind}: how wide experts without moe_intermediate_size are is not known here")
     arguments = accepted_arguments(
         FusedMoEConfig,
         {
@@ -111,9 +113,10 @@ def moe_config(config, parallel, name, experts, undivided=False, width=None):
             "intermediate_size": _AnyDivisor(width) if undivided else width,
             "num_local_experts": experts,
             "num_logical_experts": experts,
-            "activation": MoEActivation.SILU,
+            "activation": MoEActivation.SWIGLUOAI if fused else MoEActivation.SILU,
+            "has_bias": fused,
             "device": "cpu",
-            "routing_method": RoutingMethodType.DeepseekV4,
+            "routing_method": RoutingMethodType.Renormalize if fused else RoutingMethodType.DeepseekV4,
             "moe_parallel_config": parallel,
             "in_dtype": torch.bfloat16,
             "moe_backend": name,

@@ -1,6 +1,5 @@
 """vLLM's own OpenAI-compatible server, as a child of this worker: it ends with the worker's group."""
 
-import json
 import os
 import socket
 import subprocess
@@ -10,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from . import engine
-from .problems import Missing, Refused, stacks_words
+from .problems import Refused
 
 MODEL = "model"
 _POLL = 0.5
@@ -19,15 +18,7 @@ _LAST = 400
 
 def serve(plugin, model, tp, settings, fault, seconds):
     """Start it on a free port of loopback, and wait until it is healthy: its port."""
-    engine.install(plugin)
-    if fault:
-        os.environ["CONFORMANCE_ENGINE_FAULT"] = json.dumps(fault)
-    try:
-        import torch
-    except Exception as error:
-        raise Missing(stacks_words(error)) from error
-    if not torch.cuda.is_available():
-        os.environ["CONFORMANCE_ENGINE_CPU"] = "1"
+    engine.prepare(plugin, settings, fault)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

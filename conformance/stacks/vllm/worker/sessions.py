@@ -2,6 +2,9 @@
 
 import contextlib
 import itertools
+import json
+import mmap
+from pathlib import Path
 
 from . import building
 from .problems import Refused, stacks_words
@@ -46,6 +49,7 @@ class Session:
         self.parameters = {name: getattr(layer, name) for name in PARAMETERS}
         self.twin = None
         self.initial = None
+        self.home = None
         declare(self.parameters, attributes)
 
     def shapes(self):
@@ -64,10 +68,35 @@ class Session:
         return {k: v for k, v in vars(self.parameters[name]).items() if isinstance(v, simple) and k[0] != "_"}
 
     def expert_bytes(self, name, expert):
-        """(rows, cols) uint8 view of one expert of a parameter."""
+        """uint8 view of one expert of a parameter, as the harness sees it: (rows, cols), or those rows in halves."""
         import torch
 
-        return self.parameters[name].data[expert].view(torch.uint8)
+        self.settle()
+        return self.seen(name, self.parameters[name].data[expert].view(torch.uint8))
+
+    def seen(self, name, data):
+        """One expert's bytes in the order in which the harness sees them."""
+        return data
+
+    def settle(self):
+        """Have everything loaded that was handed over."""
+
+    def load(self, parameter, shard, expert, source):
+        """Hand one checkpoint tensor to the real loader."""
+        target = self.parameters[parameter]
+        try:
+            done = self.layer.weight_loader(
+                target,
+                source.view(target.dtype),
+                f"{LAYER}.routed_experts.{parameter}",
+                shard_id=shard,
+                expert_id=expert,
+                return_success=True,
+            )
+        except (Exception, SystemExit) as error:
+            raise Refused(stacks_words(error)) from error
+        if not done:
+            raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
 
 
 def declare(parameters, attributes):
@@ -84,6 +113,15 @@ def attach(path, nbytes):
     import torch
 
     return buffers.add(torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8))
+
+
+def attach_file(path, start, nbytes):
+    """Map part of a file, read-only as far as the file is concerned; its number."""
+    import torch
+
+    with Path(path).open("rb") as file:
+        held = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY, offset=start)
+    return buffers.add(torch.frombuffer(held, dtype=torch.uint8))
 
 
 def pin(buffer):
@@ -118,38 +156,65 @@ def fill(session, parameter, value):
     """Every byte of the parameter, all experts."""
     import torch
 
-    sessions[session].parameters[parameter].data.view(torch.uint8).fill_(value)
+    opened = sessions[session]
+    opened.settle()
+    opened.parameters[parameter].data.view(torch.uint8).fill_(value)
 
 
 def load(session, parameter, shard, expert, buffer, offset, rows, cols):
     """Hand one checkpoint tensor to the real loader. Raises Refused with its words, or if it reports no success."""
+    with _current(sessions[session]) as opened:
+        _load(opened, expert, parameter, shard, buffer, offset, rows, cols)
+
+
+def load_all(session, loads, places, buffer):
+    """All tensors of a layer's only expert, [parameter, shard, buffer, offset, rows, cols]. What each parameter holds
+    then lies in a shared buffer, [parameter, where]: they live there from the first call on. Both lists as JSON."""
+    opened = sessions[session]
+    places = json.loads(places)
+    if opened.home != buffer:
+        for parameter, start in places:
+            _move(opened.parameters[parameter], buffers[buffer][start:])
+        opened.home = buffer
+    with _current(opened):
+        for one in json.loads(loads):
+            _load(opened, 0, *one)
+    for parameter, start in places:
+        view = opened.expert_bytes(parameter, 0)
+        if view.data_ptr() != buffers[buffer][start:].data_ptr():  # the loader gave it other memory
+            read(session, parameter, 0, buffer, start)
+
+
+def _move(parameter, memory):
+    """Let a parameter of one byte an element live there."""
+    import torch
+
+    if parameter.shape[0] != 1 or not parameter.is_contiguous():
+        raise ValueError(f"one expert, contiguous, was due; got {tuple(parameter.shape)}")
+    there = memory[: parameter.numel()].view(parameter.shape)
+    there.copy_(parameter.data.view(torch.uint8))
+    parameter.data = there.view(parameter.dtype)
+
+
+@contextlib.contextmanager
+def _current(opened):
+    """Inside, the configuration that the layer was built from is vLLM's current one."""
     from vllm.config import get_current_vllm_config_or_none, set_current_vllm_config
 
-    opened = sessions[session]
-    target = opened.parameters[parameter]
-    source = buffers[buffer][offset : offset + rows * cols].view(rows, cols).view(target.dtype)
     with set_current_vllm_config(opened.config):
         if get_current_vllm_config_or_none() is not opened.config:
             raise RuntimeError("another VllmConfig is current: the loader would cut by // tp_size and prove nothing")
-        try:
-            done = opened.layer.weight_loader(
-                target,
-                source,
-                f"{LAYER}.routed_experts.{parameter}",
-                shard_id=shard,
-                expert_id=expert,
-                return_success=True,
-            )
-        except (Exception, SystemExit) as error:
-            raise Refused(stacks_words(error)) from error
-    if not done:
-        raise Refused(f"the loader reports that it did not load {shard} of expert {expert} into {parameter}")
+        yield opened
 
 
-def read(session, parameter, expert, buffer):
-    """Copy one expert's bytes to the start of a shared buffer."""
+def _load(opened, expert, parameter, shard, buffer, offset, rows, cols):
+    opened.load(parameter, shard, expert, buffers[buffer][offset : offset + rows * cols].view(rows, cols))
+
+
+def read(session, parameter, expert, buffer, start=0):
+    """Copy one expert's bytes into a shared buffer."""
     view = sessions[session].expert_bytes(parameter, expert)
-    buffers[buffer][: view.numel()].view(view.shape).copy_(view)
+    buffers[buffer][start : start + view.numel()].view(view.shape).copy_(view)
 
 
 def write(session, parameter, expert, buffer):
@@ -168,7 +233,7 @@ def initial(session, parameter, buffer):
         with building.marking_uninitialised(), set_current_vllm_config(opened.config):
             twin = opened.twin()
         opened.initial = {name: getattr(twin, name).data[0].view(torch.uint8).clone() for name in PARAMETERS}
-    view = opened.initial[parameter]
+    view = opened.seen(parameter, opened.initial[parameter])
     buffers[buffer][: view.numel()].view(view.shape).copy_(view)
 
 

@@ -29,6 +29,24 @@ def group(size, rank):
     )
 
 
+class _AttentionBackend:
+    """For layers of plain attention, which hold no weights: none of it is called after construction."""
+
+    accept_output_buffer = True
+
+    @staticmethod
+    def get_name():
+        return "TRITON_ATTN"
+
+    @staticmethod
+    def supports_alibi_sqrt():
+        return False
+
+    @staticmethod
+    def get_impl_cls():
+        return lambda *_, **__: SimpleNamespace(supports_quant_query_input=False)
+
+
 @contextlib.contextmanager
 def standing_in(tp, rank):
     """Inside, vLLM believes to be `rank` of `tp`, alone on every other axis of parallelism."""
@@ -58,6 +76,9 @@ def standing_in(tp, rank):
     for name, function in list(vars(flashinfer).items()) if flashinfer else ():
         if name.startswith("has_flashinfer_sparse") and callable(function):
             put(flashinfer, name, lambda *_, **__: True)
+    attention = module("vllm.model_executor.layers.attention.attention")
+    if attention and hasattr(attention, "get_attn_backend"):
+        put(attention, "get_attn_backend", lambda *_, **__: _AttentionBackend)
     try:
         yield
     finally:
