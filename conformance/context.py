@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 VIRTUAL_TP_MODELS = ("deepseek_v4",)
 
 
+#: Models of plain attention with biases, whose experts of a layer are one tensor each of blocks, scales and biases.
+PLAIN_MODELS = ("gpt_oss",)
+
+
 #: Hidden size of the largest model that is computed in full precision beside an engine.
 LARGEST_REFERENCE = 1024
 
@@ -143,6 +147,12 @@ class Target(msgspec.Struct, frozen=True):
             else "the profile knows no layout of the output projection's scales",
             "draft": "" if g.draft_layers else f"{g.name} has no draft layers",
             "quantised": "" if self.arithmetic == "mxfp8" else "activations are not quantised before the product here",
+            "plain-attention": ""
+            if g.model_type in PLAIN_MODELS
+            else f"{g.name} has other attention, and no expert biases",
+            "experts-by-name": ""
+            if g.model_type not in PLAIN_MODELS
+            else "one tensor holds all experts: loader.w13.* and loader.w2.* load it by name",
             "own-backend": "" if self.arithmetic else f"{self.backend} is not the profile's own MoE backend",
             "layout": self._keeps_layout(),
             "small-model": ""

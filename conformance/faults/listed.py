@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 _HEAVY = ("torch", "numpy", "references")
 _FORGOTTEN = (*_HEAVY, "conformance")
@@ -67,8 +67,6 @@ class _Inert:
 
 
 class _Module(ModuleType):
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         return getattr(_Inert(), name)
 

@@ -10,7 +10,7 @@ from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import Box, ProvenanceMap, State
 from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelRequest, WholeModel
-from references import checkpoint, cuts
+from references import checkpoint, cuts, gpt_oss
 
 if TYPE_CHECKING:
     from conformance.context import Target
@@ -32,7 +32,18 @@ class Tensors(msgspec.Struct, frozen=True):
     #: See Context.virtual.
     virtual: bool | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Of a model of plain attention, without scales beside its weights."""
+        return bool(self.config.get("model_type") == gpt_oss.MODEL_TYPE)
+
+    def place(self, kind: str) -> tuple[int, str] | None:
+        """Along which axis that kind of tensor is cut, if it is."""
+        return gpt_oss.place(kind) if self.plain else cuts.place(kind)
+
     def cut(self, name: str, tp: int, rank: int) -> cuts.Cut | None:
+        if self.plain:
+            return gpt_oss.cut(self.config, tp, rank, self.kinds[name])
         return cuts.cut(self.config, tp, rank, self.kinds[name], self.stored[name][0], self.virtual)
 
 
@@ -92,6 +103,8 @@ def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None
 
     Raises NotSupported where the layout of this model's checkpoint is not known.
     """
+    if geometry.model_type == gpt_oss.MODEL_TYPE:
+        return _plain(geometry)
     config = {**geometry.config, "n_routed_experts": EXPERTS, "num_experts_per_tok": 1}
     try:
         checkpoint.tensors(config, ())  # says what is wrong with the config, before anything is read off it
@@ -108,6 +121,16 @@ def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None
         config,
         depth,
         virtual,
+    )
+
+
+def _plain(geometry: Geometry) -> Tensors:
+    """Of gpt-oss, whose layers hold the same tensors all: of its first two."""
+    config = {**geometry.config, "num_local_experts": EXPERTS, "num_experts_per_tok": 1}
+    depth = min(2, geometry.layers)
+    listed = gpt_oss.tensors(config, range(depth))
+    return Tensors(
+        {n: (t.dtype, t.shape) for n, t in listed.items()}, {n: t.kind for n, t in listed.items()}, config, depth
     )
 
 

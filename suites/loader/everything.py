@@ -7,12 +7,13 @@ numbers.
 from __future__ import annotations
 
 from conformance import geometry
-from conformance.context import Context
+from conformance.context import PLAIN_MODELS, Context
 from conformance.errors import NotSupported
 from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
 from conformance.result import Evidence, Finding
-from references import checkpoint
+from references import checkpoint, gpt_oss
+from suites.loader import mutated
 
 #: Numbers of one and of two digits, whatever the target has.
 EXPERTS, LAYERS = 13, 12
@@ -24,6 +25,8 @@ _MOST = 12
 def slim(context: Context) -> geometry.Geometry:
     """The tiny model with EXPERTS experts and the target's layers; those of a short target are repeated."""
     config = context.geometry.config
+    if context.geometry.model_type in PLAIN_MODELS:
+        return geometry.parse(config | mutated.PLAIN, "the target's names, slim")
     if context.geometry.model_type != "deepseek_v4":
         raise NotSupported(f"{context.geometry.name}: no layout of its checkpoint is known")
     own = {key: config[key] for key in _NAMED if key in config}
@@ -40,7 +43,10 @@ def slim(context: Context) -> geometry.Geometry:
 
 def evidence(context: Context) -> Evidence:
     model = slim(context)
-    listed = checkpoint.tensors(model.config, draft=False)
+    if model.model_type in PLAIN_MODELS:
+        listed = gpt_oss.tensors(model.config, range(model.layers))
+    else:
+        listed = checkpoint.tensors(model.config, draft=False)
     stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
     tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
     opened = model_maps.opened(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from conformance import geometry
-from conformance.context import Context
+from conformance.context import PLAIN_MODELS, Context
 from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
@@ -80,8 +80,24 @@ _MEANING = {
 }
 
 
-def small() -> geometry.Geometry:
-    """The tiny model, its first layer with hash routing: every kind of tensor, in a few MB."""
+#: gpt-oss's sizes in a few MB.
+PLAIN = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 128,
+    "num_local_experts": 4,
+}
+
+
+def small(like: geometry.Geometry | None = None) -> geometry.Geometry:
+    """The tiny model, its first layer with hash routing: every kind of tensor, in a few MB. Of a model of plain
+    attention, `like` itself with two layers and small sizes."""
+    if like is not None and like.model_type in PLAIN_MODELS:
+        two = {"num_hidden_layers": 2, "layer_types": like.config.get("layer_types", [])[:2]}
+        return geometry.parse(like.config | PLAIN | two, f"{like.name}, small")
     config = dict(geometry.load(SMALL).config)
     return geometry.parse(config | {"num_hash_layers": 1}, f"{SMALL}, one hash layer")
 
@@ -89,17 +105,17 @@ def small() -> geometry.Geometry:
 def outcomes(context: Context, mutation: str) -> list[Outcome]:
     """One outcome a kind of tensor. Raises Blocked where the clean checkpoint is refused, NotSupported for a model that
     is loaded by other code than the small one."""
-    if (kind := context.geometry.model_type) != small().model_type:
-        raise NotSupported(
-            f"{context.geometry.name}: wrong checkpoints are made of {small().model_type}, not of {kind}"
-        )
+    known, kind = small(context.geometry).model_type, context.geometry.model_type
+    if kind != known:
+        raise NotSupported(f"{context.geometry.name}: wrong checkpoints are made of {known}, not of {kind}")
     found: list[Outcome] = context.once(f"mutated {mutation}", lambda: list(_run(context, mutation)))
     return found
 
 
 def _run(context: Context, mutation: str) -> Iterator[Outcome]:
-    tensors = model_maps.tensors(small())
-    model = model_maps.opened(context.model_loader, context.target, 0, tensors, model=small(), tp=1)
+    of = small(context.geometry)
+    tensors = model_maps.tensors(of)
+    model = model_maps.opened(context.model_loader, context.target, 0, tensors, model=of, tp=1)
     try:
         clean = model_trace.numbered(tensors.stored, Pass("row", 0))
         if words := _refusal(model, clean):
@@ -148,7 +164,7 @@ def _names(words: str, known: list[str]) -> bool:
 def evidence(context: Context, mutation: str) -> Evidence:
     found = outcomes(context, mutation)
     if not found:
-        raise NotSupported(f"no tensor of {SMALL} can be {mutation}")
+        raise NotSupported(f"no tensor of {small(context.geometry).name} that is numbered can be {mutation}")
     silent = [o for o in found if o.refusal is None]
     findings = [
         Finding(f"{o.key} {mutation.replace('_', ' ')}", "an error", "loaded without one", _MEANING[mutation])
@@ -162,7 +178,7 @@ def evidence(context: Context, mutation: str) -> Evidence:
         expected=f"{len(found)} refusals",
         measured={"refused": len(found) - len(silent), "silent": [o.key for o in silent]},
         findings=findings[:_MOST],
-        notes=[f"one tensor of each kind, on {small().name}, TP1"],
+        notes=[f"one tensor of each kind, on {small(context.geometry).name}, TP1"],
     )
 
 
