@@ -55,6 +55,18 @@ def tensors(config: dict[str, Any], layers: Iterable[int]) -> dict[str, Tensor]:
     return found
 
 
+def blocks(config: dict[str, Any], layers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the experts' MXFP4 blocks (experts, rows, groups, 16 bytes) and scales, U8 all of them."""
+    experts, hidden, size = config["num_local_experts"], config["hidden_size"], config["intermediate_size"]
+    found: dict[str, tuple[int, ...]] = {}
+    for index in layers:
+        for name, rows, columns in (("gate_up_proj", 2 * size, hidden), ("down_proj", hidden, size)):
+            scales = (experts, rows, columns // 32)
+            prefix = f"model.layers.{index}.mlp.experts.{name}"
+            found |= {f"{prefix}_blocks": (*scales, 16), f"{prefix}_scales": scales}
+    return found
+
+
 def place(kind: str) -> tuple[int, str] | None:
     """(axis, what is shared out) of a kind of tensor; None where every rank holds it whole."""
     return _TOP.get(kind) or _PLACES.get(kind.partition(".*.")[2])

@@ -9,10 +9,12 @@ import msgspec
 from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import Box, ProvenanceMap, State
-from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelRequest, WholeModel
+from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelLoader, ModelRequest, WholeModel
 from references import checkpoint, cuts, gpt_oss
 
 if TYPE_CHECKING:
+    import torch
+
     from conformance.context import Target
     from conformance.provenance.compress import EqualRows
 
@@ -31,6 +33,8 @@ class Tensors(msgspec.Struct, frozen=True):
     layers: int
     #: See Context.virtual.
     virtual: bool | None = None
+    #: U8 tensors of more axes than are numbered, by shape: handed over beside, all zeros.
+    beside: dict[str, tuple[int, ...]] = {}
 
     @property
     def plain(self) -> bool:
@@ -127,11 +131,15 @@ def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None
 def _plain(geometry: Geometry) -> Tensors:
     """Of gpt-oss, whose layers hold the same tensors all: of its first two."""
     config = {**geometry.config, "num_local_experts": EXPERTS, "num_experts_per_tok": 1}
-    depth = min(2, geometry.layers)
-    listed = gpt_oss.tensors(config, range(depth))
-    return Tensors(
-        {n: (t.dtype, t.shape) for n, t in listed.items()}, {n: t.kind for n, t in listed.items()}, config, depth
-    )
+    return plain(config, min(2, geometry.layers))
+
+
+def plain(config: dict[str, Any], layers: int) -> Tensors:
+    """gpt-oss's checkpoint of so many layers."""
+    listed = gpt_oss.tensors(config, range(layers))
+    stored = {name: (t.dtype, t.shape) for name, t in listed.items()}
+    kinds = {name: t.kind for name, t in listed.items()}
+    return Tensors(stored, kinds, config, layers, beside=gpt_oss.blocks(config, range(layers)))
 
 
 def _depth(config: dict[str, Any]) -> int:
@@ -172,10 +180,35 @@ def opened(
         names=tuple(tensors_.stored),
     )
     try:
-        return loader.open_model(request)
+        model_ = loader.open_model(request)
+        return _Beside(model_, tensors_.beside) if tensors_.beside else model_
     except StackRefused as refusal:
         which = f" ({model.name})" if model else ""
         raise Blocked(f"the stack refuses to build it{which}: {refusal}") from None
+
+
+class _Beside:
+    """A model that is handed more than what is numbered: a checkpoint without it would not be whole."""
+
+    def __init__(self, inner: WholeModel, beside: dict[str, tuple[int, ...]]):
+        self.info = inner.info
+        self._inner = inner
+        self._beside = [Coded(name, "U8", shape, 0, bytes(shape[0])) for name, shape in beside.items()]
+
+    def fill(self, value: int) -> None:
+        self._inner.fill(value)
+
+    def load(self, tensors: list[Coded]) -> None:
+        self._inner.load([*tensors, *self._beside])
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        self._inner.load_files(tensors)
+
+    def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
+        return self._inner.read(parameter, first, last)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def measure(loader: ModelLoader, target: Target, rank: int, tensors_: Tensors, draft: bool) -> ModelMaps:

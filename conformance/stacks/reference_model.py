@@ -25,6 +25,7 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
     "I8": "uint8",
+    "U8": "uint8",
     "I64": "int64",
 }
 
@@ -194,7 +195,7 @@ class Layout:
                     )
 
     def _gpt_oss(self, layers: int) -> None:
-        """Without the experts' blocks, which lie in more than two axes."""
+        """Experts' blocks are held whole here: how they are cut is asked of the routed experts' loader."""
         c, tp = self.c, self.tp
         hidden, dim = c["hidden_size"], c["head_dim"]
         heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
@@ -221,6 +222,12 @@ class Layout:
             up, down = (f"{mlp}.experts.{name}_proj_bias" for name in ("gate_up", "down"))
             wide = (self.experts, 2 * c["intermediate_size"])
             self._add(up, "BF16", wide, f"{mlp}.experts.w13_bias", 1, 2 * part, 2 * share(part, 1, self.step))
+            for name, rows, cols in (
+                ("gate_up", 2 * c["intermediate_size"], hidden),
+                ("down", hidden, c["intermediate_size"]),
+            ):
+                for end, axes in (("blocks", (cols // 32, 16)), ("scales", (cols // 32,))):
+                    self._add(f"{mlp}.experts.{name}_proj_{end}", "U8", (self.experts, rows, *axes))
             self._add(down, "BF16", (self.experts, hidden), f"{mlp}.experts.w2_bias", 1, hidden)  # one piece: rank 0's
 
     def _draft(self, layer: str) -> None:

@@ -12,7 +12,7 @@ from conformance.errors import NotSupported
 from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
 from conformance.result import Evidence, Finding
-from references import checkpoint, gpt_oss
+from references import checkpoint
 from suites.loader import mutated
 
 #: Numbers of one and of two digits, whatever the target has.
@@ -44,11 +44,12 @@ def slim(context: Context) -> geometry.Geometry:
 def evidence(context: Context) -> Evidence:
     model = slim(context)
     if model.model_type in PLAIN_MODELS:
-        listed = gpt_oss.tensors(model.config, range(model.layers))
+        tensors = model_maps.plain(model.config, model.layers)
     else:
         listed = checkpoint.tensors(model.config, draft=False)
-    stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
-    tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
+        stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
+        tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
+    stored = tensors.stored
     opened = model_maps.opened(
         context.model_loader, context.target, 0, tensors, model=model, tp=1, experts=model.experts
     )
