@@ -18,6 +18,7 @@ from conformance.provenance.model_maps import Tensors
 from conformance.provenance.model_trace import Pass
 from conformance.result import Evidence, Finding
 from conformance.stacks.model_protocol import Coded, WholeModel
+from references import checkpoint
 
 SMALL = "deepseek-v4-tiny"
 _MOST = 12
@@ -37,7 +38,7 @@ def _removed(tensors: list[Coded], index: int) -> list[Coded] | None:
 
 
 def _scale_missing(tensors: list[Coded], index: int) -> list[Coded] | None:
-    return _removed(tensors, index) if tensors[index].name.endswith(".scale") else None
+    return _removed(tensors, index) if tensors[index].name.endswith((".scale", "_scales")) else None
 
 
 def _renamed(tensors: list[Coded], index: int) -> list[Coded] | None:
@@ -115,12 +116,14 @@ def outcomes(context: Context, mutation: str) -> list[Outcome]:
 def _run(context: Context, mutation: str) -> Iterator[Outcome]:
     of = small(context.geometry)
     tensors = model_maps.tensors(of)
-    model = model_maps.opened(context.model_loader, context.target, 0, tensors, model=of, tp=1)
+    numbered = msgspec.structs.replace(tensors, beside={})  # all of it is handed over here, less what is wrong with it
+    model = model_maps.opened(context.model_loader, context.target, 0, numbered, model=of, tp=1)
     try:
-        clean = model_trace.numbered(tensors.stored, Pass("row", 0))
+        clean = model_trace.numbered(tensors.stored, Pass("row", 0)) + _beside(tensors)
         if words := _refusal(model, clean):
             raise Blocked(f"the stack refuses the clean checkpoint of the small model: {words}")
-        for index in _representatives(tensors):
+        kinds = {one.name: tensors.kinds.get(one.name) or checkpoint.kind(one.name) for one in clean}
+        for index in _representatives(kinds):
             wrong = MUTATIONS[mutation](clean, index)
             if wrong is None:
                 continue
@@ -129,14 +132,19 @@ def _run(context: Context, mutation: str) -> Iterator[Outcome]:
             known = [key, *filter(None, [model.info.homes.get(key)])]
             if mutation == "renamed":  # a stack may map the wrong name as it would have mapped the right one
                 known += [_module(name) + "x" for name in known]
-            yield Outcome(key, tensors.kinds[key], words, words is not None and _names(words, known))
+            yield Outcome(key, kinds[key], words, words is not None and _names(words, known))
     finally:
         model.close()
 
 
-def _representatives(tensors: Tensors) -> list[int]:
-    """The last tensor of each kind."""
-    last = {tensors.kinds[name]: index for index, name in enumerate(tensors.stored)}
+def _beside(tensors: Tensors) -> list[Coded]:
+    """What is handed over beside: experts told apart by what they hold."""
+    return [Coded(name, "U8", shape, 0, bytes(range(1, shape[0] + 1))) for name, shape in tensors.beside.items()]
+
+
+def _representatives(kinds: dict[str, str]) -> list[int]:
+    """The last tensor of each kind. `kinds`: of every tensor, in order."""
+    last = {kind: index for index, kind in enumerate(kinds.values())}
     return sorted(last.values())
 
 
