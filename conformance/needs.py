@@ -10,6 +10,8 @@ from hardware_profiles.compiled import arch, families
 
 #: Models that virtual TP is for. Source: TP3 audit, `Exact guards`.
 VIRTUAL_TP_MODELS = ("deepseek_v4",)
+#: Models of plain attention with biases, whose experts of a layer are one tensor each of blocks, scales and biases.
+PLAIN_MODELS = ("gpt_oss",)
 #: Hidden size of the largest model that is computed in full precision beside an engine.
 LARGEST_REFERENCE = 1024
 
@@ -67,6 +69,18 @@ def _layout(t: Target) -> str:
     return "" if t.layout else f"no recipe is known for the layout that the backend {t.backend} reads"
 
 
+def _plain_attention(t: Target) -> str:
+    if t.geometry.model_type in PLAIN_MODELS:
+        return ""
+    return f"{t.geometry.name} has other attention, and no expert biases"
+
+
+def _experts_by_name(t: Target) -> str:
+    if t.geometry.model_type not in PLAIN_MODELS:
+        return ""
+    return "one tensor holds all experts: loader.w13.* and loader.w2.* load it by name"
+
+
 def _unless(has: object, reason: str) -> str:
     return "" if has else reason
 
@@ -84,6 +98,8 @@ _REASONS: dict[str, Callable[[Target], str]] = {
     "quantised": lambda t: _unless(t.arithmetic == "mxfp8", "activations are not quantised before the product here"),
     "own-backend": lambda t: _unless(t.arithmetic, f"{t.backend} is not the profile's own MoE backend"),
     "layout": _layout,
+    "plain-attention": _plain_attention,
+    "experts-by-name": _experts_by_name,
     "small-model": _small_model,
     "choice": lambda t: t.choiceless,
     "own-engine": lambda t: _unless(not t.endpoint, "a server that is up shows no block, and keeps its modes"),

@@ -73,9 +73,10 @@ class Fault(NamedTuple):
     attention: AttentionFault | None = None
     engine: EngineFault | None = None
     rounded: bool = False
-    #: Whose arithmetic and layout it is planted under, where it is not the self-test's own.
+    #: Whose arithmetic and layout it is planted under, and in which model, where it is not the self-test's own.
     profile: str = ""
     backend: str = ""
+    geometry: str = ""
 
     @property
     def layer(self) -> str:
@@ -600,6 +601,42 @@ _WRITTEN = (
         "the last layer's tensors are dropped without a word",
         ("loader.checkpoint.every",),
         model=model.far(r"layers\.11\..*"),
+    ),
+    Fault(
+        "plain-keys-shifted",
+        "ranks above 0 read the k projection of plain attention one row too late",
+        _all("qkvo", "offsets", "partition"),
+        model=model.shifted("self_attn.k_proj"),
+        geometry="gpt-oss-120b",
+    ),
+    Fault(
+        "plain-output-shifted",
+        "ranks above 0 read the o projection of plain attention one column too late",
+        _all("qkvo", "offsets", "partition"),
+        model=model.shifted("self_attn.o_proj", ".weight", dim=1),
+        geometry="gpt-oss-120b",
+    ),
+    Fault(
+        "plain-keys-values-swapped",
+        "the k and v projections change places",
+        ("loader.qkvo.offsets",),
+        model=model.swapped("k_proj", "v_proj"),
+        geometry="gpt-oss-120b",
+    ),
+    Fault(
+        "expert-bias-shifted",
+        "ranks above 0 read the gate and up biases one row too late: gate for up",
+        _all("expert_bias", "offsets", "partition"),
+        model=model.shifted("gate_up_proj_bias", dim=1),
+        geometry="gpt-oss-120b",
+    ),
+    Fault(
+        "expert-bias-everywhere",
+        "the last rank's down bias holds something: it is added twice",
+        ("loader.expert_bias.tails",),
+        "gpt-oss; tensor-parallel ranks are summed",
+        model=model.stale_tail("experts.w2_bias", "routed_experts.w2_bias"),
+        geometry="gpt-oss-120b",
     ),
     Fault(
         "draft-norms-interchanged",

@@ -89,17 +89,18 @@ def _in_scope(stack_name: str, layers: str) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """Whose arithmetic and layout is emulated; empty: the self-test's own."""
+    """Whose arithmetic and layout is emulated, and of which model; empty: the self-test's own."""
 
     profile: str = ""
     backend: str = ""
+    geometry: str = ""
 
 
 def _by_place(stack_name: str, names: list[str], backend: str | None) -> dict[_Place, list[str]]:
     """A real stack is what it is, and a backend that was asked for stays."""
     found: dict[_Place, list[str]] = {}
     for fault in (FAULTS[name] for name in names):
-        emulated = _Place(fault.profile, "" if backend else fault.backend)
+        emulated = _Place(fault.profile, "" if backend else fault.backend, fault.geometry)
         found.setdefault(emulated if stack_name == "reference" else _Place(), []).append(fault.id)
     return found
 
@@ -113,7 +114,7 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     _target(stack_name, backend or BACKEND)
     planted, alarms = dict[str, Planted](), dict[str, str]()
     for place, some in _by_place(stack_name, names, backend).items():
-        bench = _bench(stack_name, options, some, place.backend or backend, place.profile)
+        bench = _bench(stack_name, options, some, place.backend or backend, place)
         try:
             planted |= {name: bench.plant(name) for name in some}
             alarms |= _alarms(bench.clean, place)
@@ -122,12 +123,14 @@ def run(stack_name: str, options: StackOptions, only: list[str], backend: str | 
     return _report(stack_name, alarms, [planted[name] for name in names])
 
 
-def _bench(stack_name: str, options: StackOptions, only: list[str], backend: str | None, profile: str) -> Bench | Apart:
+def _bench(
+    stack_name: str, options: StackOptions, only: list[str], backend: str | None, place: _Place
+) -> Bench | Apart:
     if registry.is_foreign(stack_name):
         from conformance.faults.selftest_apart import Apart
 
         return Apart(stack_name, options, only, backend)
-    return Bench(stack_name, options, only, backend, profile=profile or PROFILE)
+    return Bench(stack_name, options, only, backend, profile=place.profile or PROFILE, model=place.geometry)
 
 
 def _alarms(clean: Statuses, place: _Place) -> dict[str, str]:
@@ -149,7 +152,7 @@ def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) 
     return 3 if counts["not planted"] or counts["fails clean"] or not counts["caught"] else 0
 
 
-def _target(stack_name: str, backend: str, profile_name: str = PROFILE) -> Target:
+def _target(stack_name: str, backend: str, profile_name: str = PROFILE, model: str = "") -> Target:
     known = hardware_profiles.backends()
     if backend not in known:
         raise nearest(backend, known, "backend")
@@ -161,7 +164,7 @@ def _target(stack_name: str, backend: str, profile_name: str = PROFILE) -> Targe
     own = (profile.capability, attention, b.name)
     emulated = stack_name == "reference" or b.name == profile.backend
     return Target(
-        _model(),
+        _model(model),
         TP,
         b.name,
         attention,
@@ -177,8 +180,23 @@ def _target(stack_name: str, backend: str, profile_name: str = PROFILE) -> Targe
     )
 
 
-def _model() -> geometry.Geometry:
-    """With one hash-routed layer, so that there is one of every kind, and two output groups a rank."""
+#: Another model's sizes, as small, and with heads that TP3 divides: 256 channels are 96/96/64 here too.
+_SMALL = {
+    "gpt-oss-120b": {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "vocab_size": 256,
+        "num_local_experts": 4,
+    }
+}
+
+
+def _model(name: str = "") -> geometry.Geometry:
+    """With one hash-routed layer, so that there is one of every kind, and two output groups a rank. `name`: another."""
+    if name:
+        return geometry.parse(geometry.load(name).config | _SMALL[name], name)
     return geometry.parse(geometry.load(GEOMETRY).config | {"num_hash_layers": 1, "o_groups": 4}, GEOMETRY)
 
 
@@ -208,9 +226,10 @@ class Bench:
         backend: str | None,
         clean: Statuses | None = None,
         profile: str = PROFILE,
+        model: str = "",
     ):
-        self.profile = profile
-        self.target = _target(stack_name, backend or BACKEND, profile)
+        self.profile, self.model = profile, model
+        self.target = _target(stack_name, backend or BACKEND, profile, model)
         padding = {"intermediate": self.target.intermediate_roundings[0], "hidden": self.target.hidden_roundings[0]}
         own = hardware_profiles.backends()[self.target.backend].arithmetic
         arithmetic = own or hardware_profiles.load(profile).arithmetic
@@ -222,7 +241,7 @@ class Bench:
             head_paddings=self.target.head_paddings,
             output_scales=self.target.output_scales,
         )
-        chosen = [FAULTS[i] for i in only or FAULTS if _planted_here(FAULTS[i], profile)]
+        chosen = [FAULTS[i] for i in only or FAULTS if _planted_here(FAULTS[i], profile, model)]
         with_files = any(claim.startswith("loader.files.") for fault in chosen for claim in fault.claims)
         self.files = _files() if with_files else None
         self.stack: Stack = registry.open_stack(stack_name, emulated)
@@ -339,8 +358,8 @@ def _given(context: Context) -> tuple[str, ...]:
     return ("checkpoint", "checkpoint-bytes") if context.files else ()
 
 
-def _planted_here(fault: Fault, profile: str) -> bool:
-    return (fault.profile or PROFILE) == profile
+def _planted_here(fault: Fault, profile: str, model: str) -> bool:
+    return (fault.profile or PROFILE, fault.geometry) == (profile, model)
 
 
 def _no_fault(fault: Fault, reason: str) -> Planted:
@@ -351,8 +370,9 @@ def _no_fault(fault: Fault, reason: str) -> Planted:
 
 def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) -> Planted:
     stack, target = bench.stack, bench.target
-    if not _planted_here(fault, bench.profile):
-        return _no_fault(fault, f"it is one of {fault.profile}'s, planted in the reference stack alone")
+    if not _planted_here(fault, bench.profile, bench.model):
+        whose = fault.geometry or fault.profile
+        return _no_fault(fault, f"it is one of {whose}'s, planted in the reference stack alone")
     context = _context(bench, fault, clean_context)
     kinds = stack.engine().kinds if fault.engine and hasattr(stack, "engine") else ()
     plantable = not fault.engine or fault.engine.kind in kinds or fault.engine.kind.startswith(SERVING)

@@ -9,10 +9,12 @@ import msgspec
 from conformance.errors import Blocked, NotSupported, StackRefused
 from conformance.geometry import Geometry
 from conformance.provenance.boxes import Box, ProvenanceMap, State
-from conformance.stacks.model_protocol import ModelInfo, ModelLoader, ModelRequest, WholeModel
-from references import checkpoint, cuts
+from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelLoader, ModelRequest, WholeModel
+from references import checkpoint, cuts, gpt_oss
 
 if TYPE_CHECKING:
+    import torch
+
     from conformance.provenance.compress import EqualRows
     from conformance.target import Target
 
@@ -31,8 +33,21 @@ class Tensors(msgspec.Struct, frozen=True):
     layers: int
     #: See Context.virtual.
     virtual: bool | None = None
+    #: U8 tensors of more axes than are numbered, by shape: handed over beside, all zeros.
+    beside: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def plain(self) -> bool:
+        """Of a model of plain attention, without scales beside its weights."""
+        return bool(self.config.get("model_type") == gpt_oss.MODEL_TYPE)
+
+    def place(self, kind: str) -> tuple[int, str] | None:
+        """Along which axis that kind of tensor is cut, if it is."""
+        return gpt_oss.place(kind) if self.plain else cuts.place(kind)
 
     def cut(self, name: str, tp: int, rank: int) -> cuts.Cut | None:
+        if self.plain:
+            return gpt_oss.cut(self.config, tp, rank, self.kinds[name])
         return cuts.cut(self.config, tp, rank, self.kinds[name], self.stored[name][0], self.virtual)
 
 
@@ -92,6 +107,8 @@ def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None
 
     Raises NotSupported where the layout of this model's checkpoint is not known.
     """
+    if geometry.model_type == gpt_oss.MODEL_TYPE:
+        return _plain(geometry)
     config = {**geometry.config, "n_routed_experts": EXPERTS, "num_experts_per_tok": 1}
     try:
         checkpoint.tensors(config, ())  # says what is wrong with the config, before anything is read off it
@@ -109,6 +126,20 @@ def tensors(geometry: Geometry, draft: bool = False, virtual: bool | None = None
         depth,
         virtual,
     )
+
+
+def _plain(geometry: Geometry) -> Tensors:
+    """Of gpt-oss, whose layers hold the same tensors all: of its first two."""
+    config = {**geometry.config, "num_local_experts": EXPERTS, "num_experts_per_tok": 1}
+    return plain(config, min(2, geometry.layers))
+
+
+def plain(config: dict[str, Any], layers: int) -> Tensors:
+    """gpt-oss's checkpoint of so many layers."""
+    listed = gpt_oss.tensors(config, range(layers))
+    stored = {name: (t.dtype, t.shape) for name, t in listed.items()}
+    kinds = {name: t.kind for name, t in listed.items()}
+    return Tensors(stored, kinds, config, layers, beside=gpt_oss.blocks(config, range(layers)))
 
 
 def _depth(config: dict[str, Any]) -> int:
@@ -149,10 +180,35 @@ def opened(
         names=tuple(tensors_.stored),
     )
     try:
-        return loader.open_model(request)
+        model_ = loader.open_model(request)
+        return _Beside(model_, tensors_.beside) if tensors_.beside else model_
     except StackRefused as refusal:
         which = f" ({model.name})" if model else ""
         raise Blocked(f"the stack refuses to build it{which}: {refusal}") from None
+
+
+class _Beside:
+    """A model that is handed more than what is numbered: a checkpoint without it would not be whole."""
+
+    def __init__(self, inner: WholeModel, beside: dict[str, tuple[int, ...]]):
+        self.info = inner.info
+        self._inner = inner
+        self._beside = [Coded(name, "U8", shape, 0, bytes(shape[0])) for name, shape in beside.items()]
+
+    def fill(self, value: int) -> None:
+        self._inner.fill(value)
+
+    def load(self, tensors: list[Coded]) -> None:
+        self._inner.load([*tensors, *self._beside])
+
+    def load_files(self, tensors: list[FromFile]) -> None:
+        self._inner.load_files(tensors)
+
+    def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
+        return self._inner.read(parameter, first, last)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def measure(loader: ModelLoader, target: Target, rank: int, tensors_: Tensors, draft: bool) -> ModelMaps:

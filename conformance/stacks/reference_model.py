@@ -1,4 +1,5 @@
-"""The `reference` stack's loader of whole DeepSeek-V4 models: a tensor has one home, and whatever is odd is refused.
+"""The `reference` stack's loader of whole DeepSeek-V4 and gpt-oss models: a tensor has one home, and whatever is odd is
+refused.
 
 Written from the model, not from `references/`: parameters as vLLM fuses them, shares found by counting up, and a
 rank's part cut off by splitting the tensor into equal pieces.
@@ -24,6 +25,7 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E8M0": "float8_e8m0fnu",
     "I8": "uint8",
+    "U8": "uint8",
     "I64": "int64",
 }
 
@@ -56,11 +58,14 @@ class Layout:
 
     def __init__(self, request: ModelRequest, step: int):
         self.c: dict[str, Any] = request.geometry.config
-        if request.geometry.model_type != "deepseek_v4":
-            raise NotSupported(f"the reference stack loads no whole model of type {request.geometry.model_type!r}")
         self.tp, self.step, self.experts = request.tp, step, request.experts
         self.homes: dict[str, Home] = {}
         self.parameters: dict[str, tuple[str, list[int]]] = {}
+        if request.geometry.model_type == "gpt_oss":
+            self._gpt_oss(request.layers)
+            return
+        if request.geometry.model_type != "deepseek_v4":
+            raise NotSupported(f"the reference stack loads no whole model of type {request.geometry.model_type!r}")
         c = self.c
         ratios = c["compress_ratios"]
         heads = c["num_attention_heads"]
@@ -188,6 +193,42 @@ class Layout:
                         part // along,
                         width // along,
                     )
+
+    def _gpt_oss(self, layers: int) -> None:
+        """Experts' blocks are held whole here: how they are cut is asked of the routed experts' loader."""
+        c, tp = self.c, self.tp
+        hidden, dim = c["hidden_size"], c["head_dim"]
+        heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
+        if heads % tp or kv % tp:
+            raise StackRefused(f"{heads} query and {kv} key/value heads are not divisible by {tp}")
+        vocab = next(n for n in range(c["vocab_size"], 1 << 32) if n % 64 == 0 and n % tp == 0) // tp
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            self._add(name, "BF16", (c["vocab_size"], hidden), axis=0, pieces=vocab)
+        self._add("model.norm.weight", "BF16", (hidden,))
+        part = share(c["intermediate_size"], tp, 32)
+        for index in range(layers):
+            layer = f"model.layers.{index}"
+            attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+            for norm in ("input", "post_attention"):
+                self._add(f"{layer}.{norm}_layernorm.weight", "BF16", (hidden,))
+            for name, size in (("q", heads * dim), ("k", kv * dim), ("v", kv * dim)):
+                for end, shape in ((".weight", (size, hidden)), (".bias", (size,))):
+                    self._add(f"{attn}.{name}_proj{end}", "BF16", shape, f"{attn}.qkv_proj{end}", 0, size // tp)
+            self._add(f"{attn}.o_proj.weight", "BF16", (hidden, heads * dim), axis=1, pieces=heads * dim // tp)
+            self._add(f"{attn}.o_proj.bias", "BF16", (hidden,))
+            self._add(f"{attn}.sinks", "BF16", (heads,), axis=0, pieces=heads // tp)
+            self._add(f"{mlp}.router.weight", "BF16", (self.experts, hidden))
+            self._add(f"{mlp}.router.bias", "BF16", (self.experts,))
+            up, down = (f"{mlp}.experts.{name}_proj_bias" for name in ("gate_up", "down"))
+            wide = (self.experts, 2 * c["intermediate_size"])
+            self._add(up, "BF16", wide, f"{mlp}.experts.w13_bias", 1, 2 * part, 2 * share(part, 1, self.step))
+            for name, rows, cols in (
+                ("gate_up", 2 * c["intermediate_size"], hidden),
+                ("down", hidden, c["intermediate_size"]),
+            ):
+                for end, axes in (("blocks", (cols // 32, 16)), ("scales", (cols // 32,))):
+                    self._add(f"{mlp}.experts.{name}_proj_{end}", "U8", (self.experts, rows, *axes))
+            self._add(down, "BF16", (self.experts, hidden), f"{mlp}.experts.w2_bias", 1, hidden)  # one piece: rank 0's
 
     def _draft(self, layer: str) -> None:
         hidden = self.c["hidden_size"]

@@ -9,10 +9,12 @@ from __future__ import annotations
 from conformance import geometry
 from conformance.context import Context
 from conformance.errors import NotSupported
+from conformance.needs import PLAIN_MODELS
 from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
 from conformance.result import Evidence, Finding
 from references import checkpoint
+from suites.loader import mutated
 
 #: Numbers of one and of two digits, whatever the target has.
 EXPERTS, LAYERS = 13, 12
@@ -24,6 +26,8 @@ _MOST = 12
 def slim(context: Context) -> geometry.Geometry:
     """The tiny model with EXPERTS experts and the target's layers; those of a short target are repeated."""
     config = context.geometry.config
+    if context.geometry.model_type in PLAIN_MODELS:
+        return geometry.parse(config | mutated.PLAIN, "the target's names, slim")
     if context.geometry.model_type != "deepseek_v4":
         raise NotSupported(f"{context.geometry.name}: no layout of its checkpoint is known")
     own = {key: config[key] for key in _NAMED if key in config}
@@ -40,9 +44,13 @@ def slim(context: Context) -> geometry.Geometry:
 
 def evidence(context: Context) -> Evidence:
     model = slim(context)
-    listed = checkpoint.tensors(model.config, draft=False)
-    stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
-    tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
+    if model.model_type in PLAIN_MODELS:
+        tensors = model_maps.plain(model.config, model.layers)
+    else:
+        listed = checkpoint.tensors(model.config, draft=False)
+        stored = {name: (tensor.dtype, tensor.shape) for name, tensor in listed.items()}
+        tensors = Tensors(stored, {name: tensor.kind for name, tensor in listed.items()}, model.config, model.layers)
+    stored = tensors.stored
     opened = model_maps.opened(
         context.model_loader, context.target, 0, tensors, model=model, tp=1, experts=model.experts
     )

@@ -13,11 +13,13 @@ import msgspec
 from conformance import geometry
 from conformance.context import Context
 from conformance.errors import Blocked, NotSupported, StackRefused
+from conformance.needs import PLAIN_MODELS
 from conformance.provenance import model_maps, model_trace
 from conformance.provenance.model_maps import Tensors
 from conformance.provenance.model_trace import Pass
 from conformance.result import Evidence, Finding
 from conformance.stacks.model_protocol import Coded, WholeModel
+from references import checkpoint
 
 SMALL = "deepseek-v4-tiny"
 _MOST = 12
@@ -37,7 +39,7 @@ def _removed(tensors: list[Coded], index: int) -> list[Coded] | None:
 
 
 def _scale_missing(tensors: list[Coded], index: int) -> list[Coded] | None:
-    return _removed(tensors, index) if tensors[index].name.endswith(".scale") else None
+    return _removed(tensors, index) if tensors[index].name.endswith((".scale", "_scales")) else None
 
 
 def _renamed(tensors: list[Coded], index: int) -> list[Coded] | None:
@@ -80,8 +82,24 @@ _MEANING = {
 }
 
 
-def small() -> geometry.Geometry:
-    """The tiny model, its first layer with hash routing: every kind of tensor, in a few MB."""
+#: gpt-oss's sizes in a few MB.
+PLAIN = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 128,
+    "num_local_experts": 4,
+}
+
+
+def small(like: geometry.Geometry | None = None) -> geometry.Geometry:
+    """The tiny model, its first layer with hash routing: every kind of tensor, in a few MB. Of a model of plain
+    attention, `like` itself with two layers and small sizes."""
+    if like is not None and like.model_type in PLAIN_MODELS:
+        two = {"num_hidden_layers": 2, "layer_types": like.config.get("layer_types", [])[:2]}
+        return geometry.parse(like.config | PLAIN | two, f"{like.name}, small")
     config = dict(geometry.load(SMALL).config)
     return geometry.parse(config | {"num_hash_layers": 1}, f"{SMALL}, one hash layer")
 
@@ -89,22 +107,24 @@ def small() -> geometry.Geometry:
 def outcomes(context: Context, mutation: str) -> list[Outcome]:
     """One outcome a kind of tensor. Raises Blocked where the clean checkpoint is refused, NotSupported for a model that
     is loaded by other code than the small one."""
-    if (kind := context.geometry.model_type) != small().model_type:
-        raise NotSupported(
-            f"{context.geometry.name}: wrong checkpoints are made of {small().model_type}, not of {kind}"
-        )
+    known, kind = small(context.geometry).model_type, context.geometry.model_type
+    if kind != known:
+        raise NotSupported(f"{context.geometry.name}: wrong checkpoints are made of {known}, not of {kind}")
     found: list[Outcome] = context.once(f"mutated {mutation}", lambda: list(_run(context, mutation)))
     return found
 
 
 def _run(context: Context, mutation: str) -> Iterator[Outcome]:
-    tensors = model_maps.tensors(small())
-    model = model_maps.opened(context.model_loader, context.target, 0, tensors, model=small(), tp=1)
+    of = small(context.geometry)
+    tensors = model_maps.tensors(of)
+    numbered = msgspec.structs.replace(tensors, beside={})  # all of it is handed over here, less what is wrong with it
+    model = model_maps.opened(context.model_loader, context.target, 0, numbered, model=of, tp=1)
     try:
-        clean = model_trace.numbered(tensors.stored, Pass("row", 0))
+        clean = model_trace.numbered(tensors.stored, Pass("row", 0)) + _beside(tensors)
         if words := _refusal(model, clean):
             raise Blocked(f"the stack refuses the clean checkpoint of the small model: {words}")
-        for index in _representatives(tensors):
+        kinds = {one.name: tensors.kinds.get(one.name) or checkpoint.kind(one.name) for one in clean}
+        for index in _representatives(kinds):
             wrong = MUTATIONS[mutation](clean, index)
             if wrong is None:
                 continue
@@ -113,14 +133,19 @@ def _run(context: Context, mutation: str) -> Iterator[Outcome]:
             known = [key, *filter(None, [model.info.homes.get(key)])]
             if mutation == "renamed":  # a stack may map the wrong name as it would have mapped the right one
                 known += [_module(name) + "x" for name in known]
-            yield Outcome(key, tensors.kinds[key], words, words is not None and _names(words, known))
+            yield Outcome(key, kinds[key], words, words is not None and _names(words, known))
     finally:
         model.close()
 
 
-def _representatives(tensors: Tensors) -> list[int]:
-    """The last tensor of each kind."""
-    last = {tensors.kinds[name]: index for index, name in enumerate(tensors.stored)}
+def _beside(tensors: Tensors) -> list[Coded]:
+    """What is handed over beside: experts told apart by what they hold."""
+    return [Coded(name, "U8", shape, 0, bytes(range(1, shape[0] + 1))) for name, shape in tensors.beside.items()]
+
+
+def _representatives(kinds: dict[str, str]) -> list[int]:
+    """The last tensor of each kind. `kinds`: of every tensor, in order."""
+    last = {kind: index for index, kind in enumerate(kinds.values())}
     return sorted(last.values())
 
 
@@ -148,7 +173,7 @@ def _names(words: str, known: list[str]) -> bool:
 def evidence(context: Context, mutation: str) -> Evidence:
     found = outcomes(context, mutation)
     if not found:
-        raise NotSupported(f"no tensor of {SMALL} can be {mutation}")
+        raise NotSupported(f"no tensor of {small(context.geometry).name} that is numbered can be {mutation}")
     silent = [o for o in found if o.refusal is None]
     findings = [
         Finding(f"{o.key} {mutation.replace('_', ' ')}", "an error", "loaded without one", _MEANING[mutation])
@@ -162,7 +187,7 @@ def evidence(context: Context, mutation: str) -> Evidence:
         expected=f"{len(found)} refusals",
         measured={"refused": len(found) - len(silent), "silent": [o.key for o in silent]},
         findings=findings[:_MOST],
-        notes=[f"one tensor of each kind, on {small().name}, TP1"],
+        notes=[f"one tensor of each kind, on {small(context.geometry).name}, TP1"],
     )
 
 

@@ -13,8 +13,9 @@ from conformance.provenance.model_trace import matrix
 from conformance.result import Finding
 from references import cuts
 
-#: Tensors that a stack holds in one parameter, in order (vLLM: gate_up_proj, w13; fused_wqa_wkv; fused_wkv_wgate).
-FUSED = (("w1", "w3"), ("wq_a", "wkv"), ("wkv", "wgate"))
+#: Tensors that a stack holds in one parameter, in order (vLLM: gate_up_proj, w13; fused_wqa_wkv; fused_wkv_wgate;
+#: qkv_proj).
+FUSED = (("w1", "w3"), ("wq_a", "wkv"), ("wkv", "wgate"), ("q_proj", "k_proj", "v_proj"))
 
 
 class Due(NamedTuple):
@@ -58,7 +59,7 @@ def due(context: Context, name: str, rank: int, draft: bool = False) -> Due:
 def module(name: str) -> str:
     """`wq_b` of `layers.0.attn.wq_b.scale`; `embed` of `embed.weight`."""
     parts = name.split(".")
-    return parts[-2] if parts[-1] in ("weight", "scale") and len(parts) > 1 else parts[-1]
+    return parts[-2] if parts[-1] in ("weight", "scale", "bias") and len(parts) > 1 else parts[-1]
 
 
 def source(box: Box) -> tuple[Span, Span]:
@@ -136,7 +137,8 @@ def _in_order(present: list[str]) -> list[str]:
 
     def place(name: str) -> tuple[int, int, str]:
         parts = name.split(".")
-        expert = int(parts[parts.index("experts") + 1]) if "experts" in parts else 0
+        after = parts[parts.index("experts") + 1] if "experts" in parts else ""
+        expert = int(after) if after.isdigit() else 0  # one tensor of all experts has no number
         return expert, order.index(module(name)) if order else 0, name
 
     return sorted(present, key=place)

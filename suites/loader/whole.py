@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from conformance.context import Context
 from conformance.errors import NotSupported
+from conformance.provenance import model_maps
 from conformance.provenance.boxes import Box, Span, State
 from conformance.result import Evidence, Finding
-from references import cuts
 from suites.loader import ownership, placing
 
 _MOST = 12
@@ -20,18 +20,23 @@ GROUPS = {
     "shared_gate_up": ("ffn.shared_experts.w1", "ffn.shared_experts.w3"),
     "shared_down": ("ffn.shared_experts.w2",),
     "routed": ("ffn.experts.*.w1", "ffn.experts.*.w2", "ffn.experts.*.w3"),
-    "sink": ("attn.attn_sink",),
-    "vocab": ("embed.weight", "head.weight"),
+    "sink": ("attn.attn_sink", "self_attn.sinks"),
+    "vocab": ("embed.weight", "head.weight", "model.embed_tokens.weight", "lm_head.weight"),
+}
+#: The same of a model of plain attention.
+PLAIN = {
+    "qkvo": tuple(f"self_attn.{part}_proj{end}" for part in "qkvo" for end in ("", ".bias")),
+    "expert_bias": ("mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias"),
 }
 
 
 def names(context: Context, group: str, draft: bool = False) -> list[str]:
     """The group's tensors. `replicated`: every tensor that no plan cuts. Raises NotSupported where there are none."""
-    kinds = placing.tensors(context, draft).kinds
+    kinds, place = placing.tensors(context, draft).kinds, placing.tensors(context, draft).place
     if group == "replicated":
-        found = [name for name, kind in kinds.items() if cuts.place(kind) is None]
+        found = [name for name, kind in kinds.items() if place(kind) is None]
     else:
-        found = [name for name, kind in kinds.items() if _module(kind) in GROUPS[group]]
+        found = [name for name, kind in kinds.items() if _module(kind) in (GROUPS | PLAIN)[group] and place(kind)]
     if not found:
         raise NotSupported(f"{context.geometry.name} has no tensors of the group {group}")
     return found
@@ -227,5 +232,5 @@ def notes(context: Context, draft: bool) -> list[str]:
     depth = "the draft layers" if draft else f"the first {known.layers} of {context.geometry.layers} layers"
     return [
         f"{len(known.stored)} tensors: {depth} (they hold every kind of layer that the model has), "
-        f"{known.config['n_routed_experts']} of {context.geometry.experts} experts a layer"
+        f"{model_maps.EXPERTS} of {context.geometry.experts} experts a layer"
     ]

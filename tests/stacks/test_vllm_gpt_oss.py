@@ -78,7 +78,7 @@ def test_faults_are_seen(stack, fault, parameter, check):
     assert not found.ok and found.findings
 
 
-def test_the_oracle_is_asked_as_for_experts_with_biases(stack, info):
+def test_the_oracle_is_asked_as_for_experts_with_biases(stack, stock):
     from conformance.stacks.protocols import PlanRequest
 
     choice = stack.planner().kernel(PlanRequest(MODEL, 4, (12, 0), None, "b12x"), [736])

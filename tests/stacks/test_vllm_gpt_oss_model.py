@@ -1,7 +1,7 @@
 """Everything of gpt-oss but its expert blocks, by checkpoint name, on a real vLLM (CONFORMANCE_VLLM_PYTHON).
 
-No claim looks at these yet. Element i along the numbered axis holds i % 251, which BF16 keeps; names, shapes and cuts
-are written down here from the published checkpoint (openai/gpt-oss-120b).
+What the claims say of these by `references/gpt_oss.py`, once more without it. Element i along the numbered axis holds
+i % 251, which BF16 keeps; names, shapes and cuts are written down here from the published openai/gpt-oss-120b.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which parameter vLLM holds each tensor of a DeepSeek-V4 checkpoint, by the names of both.
+"""In which parameter vLLM holds each tensor of a DeepSeek-V4 or gpt-oss checkpoint, by the names of both.
 
 Written down from the models' constructors, not taken from the mappers under test: a mapper that interchanges two
 tensors of one shape is seen by nothing else.
@@ -13,7 +13,17 @@ _TOP = {
     "embed.weight": "model.embed_tokens.weight",
     "head.weight": "lm_head.weight",
     "norm.weight": "model.norm.weight",
+    "model.embed_tokens.weight": "model.embedding.weight",
+    "model.norm.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
 }
+#: Of a layer of gpt-oss; versions differ in how the routed experts' module is nested.
+_GPT_OSS = (
+    (re.compile(r"\.self_attn\.[qkv]_proj\."), (".attn.qkv_proj.",)),
+    (re.compile(r"\.self_attn\."), (".attn.",)),
+    (re.compile(r"\.gate_up_proj_bias$"), (".routed_experts.w13_bias", ".w13_bias")),
+    (re.compile(r"\.down_proj_bias$"), (".routed_experts.w2_bias", ".w2_bias")),
+)
 #: Modules of a layer that vLLM fuses or calls otherwise.
 _MODULES = (
     (re.compile(r"\battn\.(wq_a|wkv)\."), "attn.fused_wqa_wkv."),
@@ -42,6 +52,11 @@ def homes(tensors: Iterable[str], parameters: Iterable[str], layers: int) -> dic
 def _candidates(name: str, layers: int) -> list[str]:
     if name in _TOP:
         return [_TOP[name]]
+    if name.startswith("model.layers."):
+        for pattern, others in _GPT_OSS:
+            if pattern.search(name):
+                return [pattern.sub(other, name) for other in others]
+        return [name]
     top, _, rest = name.partition(".")
     if top == "layers":
         index, _, rest = rest.partition(".")
