@@ -41,7 +41,7 @@ def groups(stack: Stack, context: Context) -> Evidence:
     for rank in context.ranks:
         o = torch.randint(-15, 16, (_TOKENS, bench.padded, D), generator=bench.rng(80 + rank)).bfloat16()
         o = o.to(bench.can.device)
-        with weights.opened(bench, weights.of_rank(bench, rank, weights.one_hot)) as run:
+        with weights.opened(bench, weights.cut(bench, rank, weights.one_hot)) as run:
             got = run(o, _positions(bench, 81))
         due = torch.zeros(_TOKENS, hidden, dtype=torch.bfloat16, device=o.device)
         for local in range(bench.groups):
