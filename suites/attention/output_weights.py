@@ -45,20 +45,21 @@ def sizes(bench: Bench) -> tuple[int, int, int]:
 
 
 def of_rank(bench: Bench, rank: int, group: Group) -> Weights:
-    """As a right loader leaves them; each made once a run."""
-    cut: Weights = bench.context.once(f"attention.output {group.__name__} {rank}", lambda: _of_rank(bench, rank, group))
-    return cut
+    """As `cut`, each made once a run."""
+    once: Weights = bench.context.once(f"attention.output {group.__name__} {rank}", lambda: cut(bench, rank, group))
+    return once
 
 
-def _of_rank(bench: Bench, rank: int, group: Group) -> Weights:
+def cut(bench: Bench, rank: int, group: Group) -> Weights:
+    """As a right loader leaves them."""
     parts = []
     for g in range(rank * bench.groups, (rank + 1) * bench.groups):
         virtual = g >= bench.context.geometry.output_groups
         made = group(bench, 0 if virtual else g)
         parts.append([torch.zeros_like(part) if virtual else part for part in made])
     a, a_scale, b, b_scale = zip(*parts, strict=True)
-    cut = Weights(torch.cat(a), torch.cat(a_scale), torch.cat(b, 1), torch.cat(b_scale, 1))
-    return Weights(*(part.contiguous().to(bench.can.device) for part in cut))
+    whole = (torch.cat(a), torch.cat(a_scale), torch.cat(b, 1), torch.cat(b_scale, 1))
+    return Weights(*(part.contiguous().to(bench.can.device) for part in whole))
 
 
 def one_hot(bench: Bench, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -104,18 +105,18 @@ def random(bench: Bench, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.
     return made[0], made[1], made[2], made[3]
 
 
-def uneven(bench: Bench, cut: Weights) -> tuple[Weights, torch.Tensor]:
+def uneven(bench: Bench, given: Weights) -> tuple[Weights, torch.Tensor]:
     """The same with columns of wo_a, in blocks of 128, up to 2^30 times as large, and factors (heads, D) that make as
     much smaller what they meet: the four blocks of a head differ, and each counts as much as the others. So do rows of
     wo_a, and columns of wo_b. Virtual groups stay as they are."""
     low, wide, _ = sizes(bench)
-    device = cut.wo_a.device
+    device = given.wo_a.device
     power = torch.arange(wide // _BLOCK, device=device) * 20 % 31
     between = torch.arange(low * bench.groups // _BLOCK, device=device)[:, None] * 20 % 31
-    a_scale = (cut.wo_a_scale + power - between).where(cut.wo_a_scale > 0, 0).to(torch.uint8)
-    b_scale = (cut.wo_b_scale + between.T).where(cut.wo_b_scale > 0, 0).to(torch.uint8)
+    a_scale = (given.wo_a_scale + power - between).where(given.wo_a_scale > 0, 0).to(torch.uint8)
+    b_scale = (given.wo_b_scale + between.T).where(given.wo_b_scale > 0, 0).to(torch.uint8)
     factors = torch.exp2(-power.float()).repeat_interleave(_BLOCK).view(-1, D).repeat(bench.groups, 1)
-    return cut._replace(wo_a_scale=a_scale, wo_b_scale=b_scale), factors.bfloat16()
+    return given._replace(wo_a_scale=a_scale, wo_b_scale=b_scale), factors.bfloat16()
 
 
 def table(bench: Bench) -> torch.Tensor:

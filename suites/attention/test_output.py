@@ -17,8 +17,8 @@ from suites.attention.bench import Bench, D
 from suites.attention.random_scenes import ALARM
 from suites.loader import whole
 
-#: More than a tile of 64 where every output is compared with its bound.
-_TOKENS, _MANY = 9, 70
+#: Tokens; more than a tile of 64 where outputs are compared with their bounds, and those of them that are.
+_TOKENS, _MANY, _SOME = 9, 70, (0, 1, 7, 8, 15, 16, 31, 32, 47, 63, 64, 65, 69)
 
 
 def _positions(bench: Bench, number: int, tokens: int = _TOKENS) -> torch.Tensor:
@@ -41,7 +41,7 @@ def groups(stack: Stack, context: Context) -> Evidence:
     for rank in context.ranks:
         o = torch.randint(-15, 16, (_TOKENS, bench.padded, D), generator=bench.rng(80 + rank)).bfloat16()
         o = o.to(bench.can.device)
-        with weights.opened(bench, weights.of_rank(bench, rank, weights.one_hot)) as run:
+        with weights.opened(bench, weights.cut(bench, rank, weights.one_hot)) as run:
             got = run(o, _positions(bench, 81))
         due = torch.zeros(_TOKENS, hidden, dtype=torch.bfloat16, device=o.device)
         for local in range(bench.groups):
@@ -61,20 +61,21 @@ def groups(stack: Stack, context: Context) -> Evidence:
 @claim("attention.output.bound")
 def bound(stack: Stack, context: Context) -> Evidence:
     """Random heads at random positions, blocks of 128 channels of very different size: rotated back, projected, mixed,
-    every output within its bound, of many tokens and of one alone."""
+    outputs within their bounds, of some of many tokens and of one alone."""
     bench, measured = Bench(context, "output"), {}
     at, hidden = weights.table(bench).to(bench.can.device), context.geometry.hidden_size
-    allowed = deviations(len(context.ranks) * (_MANY + 1) * hidden, ALARM)
+    allowed = deviations(len(context.ranks) * (len(_SOME) + 1) * hidden, ALARM)
+    some = torch.tensor(_SOME, device=at.device)
     for rank in context.ranks:
         cut, factors = weights.uneven(bench, weights.of_rank(bench, rank, weights.random))
         o, positions = _random(bench, rank, _MANY), _positions(bench, 82, _MANY)
         o[:, : bench.heads] *= factors
         with weights.opened(bench, cut) as run:
             got, alone = run(o, positions), run(o[-1:].contiguous(), positions[-1:])
-        own = attention_bound.exact(o[:, : bench.heads])
-        right = attention_bound.projected(own, positions, at, *cut.decoded(), bench.groups, bench.can.projection)
+        own = attention_bound.exact(o[some, : bench.heads])
+        right = attention_bound.projected(own, positions[some], at, *cut.decoded(), bench.groups, bench.can.projection)
         limit = right.bound(allowed)
-        worst = bench.within("(token, output)", got, right.value, limit, rank)
+        worst = bench.within("(some token, output)", got[some], right.value, limit, rank)
         lonely = bench.within("one token alone, (token, output)", alone, right.value[-1:], limit[-1:], rank)
         measured[f"rank {rank}"] = {"err/bound": round(worst, 4), "one token": round(lonely, 4)}
     return bench.evidence("the projection is right on every rank", "err/bound at most 1", measured, 1.0)
