@@ -162,7 +162,7 @@ def write(folder: Path, config: dict[str, Any] = EVEN, seed: int = 0, files: int
     due = checkpoint.tensors(config)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty")
+        raise FileExistsError(f"{folder} is not empty; a new or empty folder was due")
     parts = _parts(due, files)
     weight_map: dict[str, str] = {}
     total = 0

@@ -70,9 +70,9 @@ class Client:
         self, prompts: Sequence[Sequence[int]], tokens: int, loads: Sequence[int], seconds: float, overlong: int
     ) -> Told:
         """Prompts alone, the first two again, and under each of `loads`; `overlong`: more tokens than the server can
-        take. Raises StackTimeout where a load takes longer than `seconds`."""
-        alone = [self.complete(p, tokens) for p in prompts]
-        again = [self.complete(p, tokens) for p in prompts[:2]]
+        take. Raises StackTimeout where a load takes longer than `seconds`, or a request than the client waits."""
+        alone = [self._in_time(p, tokens) for p in prompts]
+        again = [self._in_time(p, tokens) for p in prompts[:2]]
         loaded = {at_once: self._loaded(prompts, tokens, at_once, seconds) for at_once in loads}
         return Told(
             alone, again, loaded, self._bad(prompts[0], overlong), self._status("/health"), self._lines("/metrics")
@@ -83,7 +83,7 @@ class Client:
         numbers = turns(at_once, len(prompts))
 
         def complete(number: int) -> Reply | None:
-            return self.complete(prompts[number], tokens) if time.monotonic() < until else None
+            return self._in_time(prompts[number], tokens) if time.monotonic() < until else None
 
         with ThreadPoolExecutor(at_once) as pool:
             replies = list(pool.map(complete, numbers))
@@ -93,6 +93,12 @@ class Client:
                 f"{len(answered)} of {len(numbers)} requests, {at_once} at a time, were sent within {seconds:g} s"
             )
         return answered
+
+    def _in_time(self, prompt: Sequence[int], tokens: int) -> Reply:
+        reply = self.complete(prompt, tokens)
+        if reply.status == 0 and "timed out" in reply.error:
+            raise StackTimeout(f"no answer to a prompt of {len(prompt)} tokens within {_SECONDS:g} s")
+        return reply
 
     def complete(self, prompt: Sequence[int], tokens: int, /, **changes: Any) -> Reply:
         status, body = self._completion(prompt, tokens, changes)

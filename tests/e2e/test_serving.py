@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,6 +91,13 @@ def test_a_load_that_takes_too_long_is_no_answer():
             Client(server.url, server.model).everything([[5], [6]], 1, loads=(2,), seconds=0.0, overlong=65)
     finally:
         server.close()
+
+
+def test_a_server_that_keeps_silent_is_no_answer_and_no_fault(monkeypatch, liar):
+    monkeypatch.setattr("conformance.e2e.client._SECONDS", 0.05)
+    monkeypatch.setattr(Liar, "do_GET", lambda self: time.sleep(0.3))
+    with pytest.raises(StackTimeout, match=r"no answer to a prompt of 2 tokens within 0.05 s"):
+        Client(liar, "m").everything([[5, 6]], 1, loads=(2,), seconds=60.0, overlong=65)
 
 
 @pytest.mark.parametrize(("at_once", "numbers"), [(8, [0, 1, 2, 3, 4] * 2), (32, [*[0, 1, 2] * 10, 0, 1])])
