@@ -4,6 +4,8 @@ Torch alone, and nothing of ours: a stack that captures in a process of its own 
 any NamedTuple of graph_protocol.
 """
 
+from typing import Any
+
 
 def number_read(step):
     """A factor is read off a tensor by Python."""
@@ -46,6 +48,20 @@ def scale_baked(step):
         if not recording():
             kept[0] = float(buffers.x.float().nan_to_num().abs().max())
         buffers.out.mul_(1.0 + kept[0] / 64)
+
+    return spoilt
+
+
+def table_in_capture(step):
+    """A table that later calls look up is filled where it is first used: warm-up goes another way, capture is first."""
+    table = list[Any]()
+
+    def spoilt(buffers):
+        step(buffers)
+        if not table and recording():
+            table.append(buffers.out.new_ones(1))
+        if table:
+            buffers.out.mul_(table[0])
 
     return spoilt
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from conformance.faults.graph import _behind
@@ -43,6 +45,57 @@ def _first_clobbers(r: Run) -> None:
         _behind(r.out, 64).zero_()
 
 
+class _Entry:
+    """Of a cache that all layers share, by batch size: `made` is what was compiled, 1 where it is right."""
+
+    def __init__(self, x: torch.Tensor):
+        self.made: list[float] = []
+        self.scratch = x
+        self._two = threading.Barrier(2)
+
+    def compile(self) -> None:
+        """Takes until a second thread is here too; alone a second, once."""
+        with suppress(threading.BrokenBarrierError):
+            self._two.wait(1.0)
+
+
+def _entry(r: Run) -> tuple[_Entry, bool]:
+    """(The call's entry, whether this call put it there.)"""
+    new = _Entry(r.x)
+    found = r.shared.setdefault(len(r.x), new)
+    return found, found is new
+
+
+def _published_empty(r: Run) -> None:
+    """An entry is in the cache before it is filled: who comes meanwhile runs with nothing."""
+    entry, first = _entry(r)
+    found = sum(entry.made)
+    entry.compile()
+    if first:
+        entry.made.append(1.0)
+    r.inner(r.x, r.ids, r.weights * (1.0 if first else found), r.out)
+
+
+def _built_twice(r: Run) -> None:
+    """Nobody holds a lock between looking and building: two add to one entry, which stays so."""
+    entry, _ = _entry(r)
+    if not entry.made:
+        entry.compile()
+        entry.made.append(1.0)
+    r.inner(r.x, r.ids, r.weights * sum(entry.made), r.out)
+
+
+def _scratch_shared(r: Run) -> None:
+    """Nobody holds the lock of a workspace that all layers share: the other thread's tokens lie in it."""
+    entry, _ = _entry(r)
+    entry.scratch = r.x
+    entry.compile()
+    r.inner(entry.scratch, r.ids, r.weights, r.out)
+
+
+published_empty = MoeFault(run=_published_empty)
+built_twice = MoeFault(run=_built_twice)
+scratch_shared = MoeFault(run=_scratch_shared)
 first_size = MoeFault(run=_first_size)
 larger_left = MoeFault(run=_larger_left)
 first_address = MoeFault(run=_first_address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from conformance.errors import NotSupported
 from conformance.faults.seams import LoaderFault
@@ -32,7 +32,7 @@ class Activation(Protocol):
 
 class Run(NamedTuple):
     """One call of the kernel. `inner` runs the clean kernel; `number` counts a layer's calls from 0, `kept` is
-    the layer's notes for later ones."""
+    the layer's notes for later ones, `shared` those of all layers of the kernel."""
 
     inner: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     request: MoeRequest
@@ -43,6 +43,7 @@ class Run(NamedTuple):
     out: torch.Tensor
     tactic: int | None = None
     kept: dict[str, torch.Tensor] = {}  # noqa: RUF012
+    shared: dict[int, Any] = {}  # noqa: RUF012
 
 
 class MoeFault(NamedTuple):
@@ -103,6 +104,7 @@ class FaultyCalls:
 class FaultyMoe:
     def __init__(self, inner: MoeKernel, fault: MoeFault):
         self._inner, self._fault = inner, fault
+        self._shared: dict[int, Any] = {}
 
     def capabilities(self) -> MoeCapabilities:
         return self._inner.capabilities()
@@ -124,12 +126,12 @@ class FaultyMoe:
                     f"this kernel's quantisation to {self._fault.scheme} cannot be replaced, if it has one"
                 )
             layer.quantise = self._fault.quantise
-        return _FaultyLayer(layer, self._fault, request)
+        return _FaultyLayer(layer, self._fault, request, self._shared)
 
 
 class _FaultyLayer:
-    def __init__(self, inner: MoeLayer, fault: MoeFault, request: MoeRequest):
-        self._inner, self._fault, self._request = inner, fault, request
+    def __init__(self, inner: MoeLayer, fault: MoeFault, request: MoeRequest, shared: dict[int, Any]):
+        self._inner, self._fault, self._request, self._shared = inner, fault, request, shared
         self._calls = 0
         self._kept: dict[str, torch.Tensor] = {}
 
@@ -145,7 +147,8 @@ class _FaultyLayer:
             self._inner.run(x, ids, weights, out, tactic)
 
         if self._fault.run and self._fault.rank in (None, self._request.rank):
-            self._fault.run(Run(inner, self._request, self._calls, x, ids, weights, out, tactic, self._kept))
+            known = self._request, self._calls, x, ids, weights, out, tactic, self._kept, self._shared
+            self._fault.run(Run(inner, *known))
         else:
             inner(x, ids, weights, out)
         self._calls += 1

@@ -285,7 +285,8 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`. `nan` says what becomes
     of a NaN or Inf in the input: FlashInfer's SM90 clamp swallows it. `device` is torch's name for where tensors live
     and references are computed; `ranks` tells how the ranks run (`in turn, in one process on one GPU`).
-    `empty_slots`: whether ids may hold -1 (no expert).
+    `empty_slots`: whether ids may hold -1 (no expert). `threads`: whether two threads may call layers of one process at
+    the same time, a layer each (on a GPU: a stream each); nobody asks where that is not declared.
     `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.
     """
 
@@ -300,6 +301,7 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     experts: int = 0
     tokens: int = 4096
     empty_slots: bool = True
+    threads: bool = False
     notes: tuple[str, ...] = ()
 
 

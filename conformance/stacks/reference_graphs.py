@@ -1,6 +1,7 @@
 """The reference stack's graphs, simulated on a CPU with what makes real ones treacherous.
 
 Capture runs the call once and records every operation with its tensors *by address* and its Python numbers *by value*.
+Then it spoils what these operations made: a GPU only notes them, and nothing is there before the first replay.
 Replay repeats the operations on that memory: whoever changed a buffer in place is followed, and whatever Python decided
 at capture (a branch, a length, a number read off a tensor) stays as it was. Reading a tensor from Python, and data made
 from Python lists, are noted as incidents: on a GPU they would be a host sync and a copy from host memory.
@@ -180,6 +181,13 @@ class _Recorded(TorchDispatchMode):
         super().__init__()
         self._operations: list[tuple[Any, Any, Any, list[torch.Tensor] | None]] = []
         self._noted: dict[str, None] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for _, _, _, made in self._operations:
+            for tensor in made or ():
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
 
     @property
     def incidents(self) -> tuple[str, ...]:

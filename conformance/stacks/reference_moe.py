@@ -36,6 +36,7 @@ class ReferenceMoe:
             pins_tactics=True,
             experts=_EXPERTS,
             tokens=2048,
+            threads=True,
         )
 
     def open(self, request: MoeRequest) -> ReferenceMoeLayer:

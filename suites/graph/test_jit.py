@@ -1,4 +1,5 @@
-"""Kernels compiled or configured at their first call: other batch sizes before, other memory, canaries round it."""
+"""Kernels compiled or configured at their first call: other batch sizes before, other memory, canaries round it, and
+what a first call fills for later ones."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from conformance.stacks.graph_protocol import Buffers
 from conformance.stacks.protocols import MoeLayer, Stack
 from conformance.suite import claim
 from suites.graph import memory
-from suites.graph.bench import moe_inputs, moe_shapes
+from suites.graph.bench import MoeGraphBench, moe_inputs, moe_shapes
 from suites.graph.memory import Held
 from suites.moe import random_batch
 from suites.moe.bench import Bench
@@ -122,3 +123,24 @@ def _look(called: _Called, rank: int, what: str, held: Held, number: int) -> Non
         called.find(rank, what, "no byte outside of the buffers", "written", "memory of others is clobbered", spoilt)
     for name in held.changed(moe_inputs(called.bench, len(held.buffers.x), number)):
         called.find(rank, f"{what}, {name}", "an input as it was", "changed", "the caller's input is overwritten", 1)
+
+
+@claim("graph.jit.tables")
+def tables(stack: Stack, context: Context) -> Evidence:
+    """A captured call only notes what it would fill: it is there after a replay, and the first graph's comes last."""
+    bench = MoeGraphBench(context)
+    few, many = bench.sizes[0], bench.sizes[-1]
+    for rank in context.ranks:
+        small, large = bench.fresh(few, 0, rank), bench.fresh(many, 0, rank)
+        with bench.layer(rank) as fresh:
+            due = bench.eager(fresh, small), bench.eager(fresh, large)
+        words = "what calls look up was filled under capture: it is there when that graph is replayed"
+        held, other = bench.held(many), bench.held(few)
+        with bench.layer(rank) as layer, bench.captured(layer, held, rank) as first:
+            bench.compare(rank, f"M={few} in eager after a capture", bench.eager(layer, small), due[0], words)
+            with bench.captured(layer, other, rank) as second:
+                got = bench.replayed(second, other, small)
+                bench.compare(rank, f"M={few} in a second graph, before the first is replayed", got, due[0], words)
+            got = bench.replayed(first, held, large)
+            bench.compare(rank, f"M={many} in the first graph", got, due[1], words)
+    return bench.evidence("eager and a second graph are right before the first graph is ever replayed")

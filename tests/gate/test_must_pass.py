@@ -42,8 +42,9 @@ _MXFP8 = {name for name in ALL if name.startswith("quant.mxfp8.")}
 _MXFP8 |= {*_DECODED, "quant.layout.swizzle", "quant.layout.experts"}
 
 
-#: Not every stack registers operators: those of one that does are judged, and of none are they required.
-_OPERATORS = {name for name in ALL if name.startswith("graph.op.")}
+#: Not every stack registers operators, or takes calls from two threads: those of one that does are judged, and of none
+#: are they required.
+_OPTIONAL = {name for name in ALL if name.startswith("graph.op.")} | {"graph.jit.threads"}
 
 
 #: Calls of NVFP4 that bind, by the profiles that have its products.
@@ -52,7 +53,7 @@ _CALLS = {p: {f"quant.call.{p[:-1]}0"} for p in ("sm100", "sm103", "sm120", "sm1
 
 def _unused(profile: str) -> set[str]:
     quant = {name for name in ALL if name.startswith("quant.")} - (_DECODED if profile == "sm90" else _MXFP8)
-    return (quant | _OPERATORS) - _CALLS.get(profile, set())
+    return (quant | _OPTIONAL) - _CALLS.get(profile, set())
 
 
 GUARDS = {name for name in PLAN if name.startswith("plan.guard.")}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 
+import msgspec
 import pytest
 
 from conformance import catalogue, geometry
@@ -16,6 +18,7 @@ from conformance.stacks import parts
 from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference import ReferenceStack
 from conformance.target import Target
+from suites.graph.test_threads import _Threads
 
 TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
 CLAIMS = [c.id for c in catalogue.claims().values() if c.group in ("graph.op", "graph.jit")]
@@ -58,6 +61,11 @@ def test_silent_on_the_clean_stack(claim):
         ("jit-larger-left", "jit.shapes", "M=1 after 1, 64, "),
         ("jit-first-address", "jit.memory", "the second allocation, .*: nan; the first call's memory is read"),
         ("jit-first-clobbers", "jit.memory", "clobbered .64 in all"),
+        ("jit-published-empty", "jit.threads", "M=11, thread [01], token 0, output 0: -?0; calls at the same time"),
+        ("jit-built-twice", "jit.threads", "M=37, thread [01], token 0, output 0: "),
+        ("jit-scratch-shared", "jit.threads", "M=37, thread [01], token 0, output 0: "),
+        ("jit-table-in-capture", "jit.tables", "M=1 in eager after a capture, token 0, output 0: NaN"),
+        ("jit-table-in-capture", "jit.tables", "M=1 in a second graph, .*: NaN"),
     ],
 )
 def test_words_of_failures(fault, claim, words):
@@ -71,6 +79,28 @@ def test_a_constant_batch_is_right_at_that_batch():
     """Why two sizes are asked."""
     _, _, evidence = evaluate(catalogue.get("graph.op.fake"), *_context("op-fake-batch"))
     assert not [found for found in evidence.findings if "batch of 8" in found.where]
+
+
+def test_a_kernel_that_does_not_declare_threads_is_not_asked(monkeypatch):
+    stack, context = _context()
+    one = msgspec.structs.replace(stack.moe().capabilities(), threads=False)
+    monkeypatch.setattr(type(stack.moe()), "capabilities", lambda self: one)
+    status, reason, _ = evaluate(catalogue.get("graph.jit.threads"), stack, context)
+    assert status is Status.NOT_SUPPORTED and "`threads`" in reason
+
+
+@pytest.mark.parametrize(
+    ("wait", "due", "words"),
+    [(0.2, Status.TIMEOUT, "M=11: 2 of 2 threads .* in 0.2 s"), (None, Status.ERROR, "ZeroDivisionError")],
+)
+def test_a_thread_that_hangs_or_raises(wait, due, words, monkeypatch):
+    never = threading.Event()
+    stack, context = _context()
+    monkeypatch.setattr("suites.graph.test_threads._LIMIT", wait or 60.0)
+    monkeypatch.setattr(_Threads, "call", lambda *_: never.wait() if wait else 1 / 0)
+    status, reason, _ = evaluate(catalogue.get("graph.jit.threads"), stack, context)
+    never.set()
+    assert status is due and re.search(words, reason)
 
 
 def test_a_stack_without_operators():
