@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from conformance.faults import attention_contract as contract
 from conformance.faults import attention_reach as reach
 from conformance.faults.attention_seam import AttentionFault
 
@@ -107,4 +108,29 @@ ROWS = (
         reach.first_positions,
     ),
     Row("rope-begins-anew", "angles begin anew every 8,192 positions", "rope.table", reach.angles_begin_anew),
+    Row("output-groups-zero", "groups but the first read zeros", "output.groups output.bound", contract.groups_zero),
+    Row(
+        "output-not-permuted-back",
+        "(G, T, R) is read as (T, G, R)",
+        "output.groups output.bound",
+        contract.not_permuted_back,
+    ),
+    Row("output-first-half", "the first channels of a head are rotated back", "output.bound", contract.first_half_back),
+    Row("output-key-positions", "rotated back at a key's position", "output.bound", contract.key_positions),
+    Row(
+        "rope-sin-beyond",
+        "sines are read behind a wider table's",
+        "queries.right insert.bytes output.bound",
+        contract.sin_beyond,
+    ),
+    Row("rope-main-theta", "compressed layers have the main theta", "rope.table", contract.main_theta),
+    Row("compress-window-end", "entries are rotated at their last position", _COMPRESS, contract.at_window_end),
+    Row("compress-across-channels", "softmax over the channels of a token", _COMPRESS, contract.across_channels),
+    Row("entry-early", "an entry of C128 is seen one token early", "step.entries", contract.early),
+    Row("selection-ignored", "all complete entries are seen", "step.entries", contract.selection_ignored),
+    Row("entry-pages-undivided", "pages hold entries like tokens", "step.entries", contract.pages_undivided),
+    Row("select-no-relu", "the indexer has no ReLU", "select.set", contract.no_relu),
+    Row("scale-twice", "scores are scaled twice", "bound.window bound.c4 bound.c128", contract.scale_twice),
+    Row("kv-nvfp4", "keys are rounded to NVFP4", "insert.bytes", contract.kv_nvfp4),
+    Row("scales-interleaved", "scales follow their token's data", "insert.bytes", contract.scales_interleaved),
 )
