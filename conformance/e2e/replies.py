@@ -47,6 +47,12 @@ def _other_usage(reply: Reply) -> Reply:
     return reply._replace(usage=(reply.usage or {}) | {"completion_tokens": 0})
 
 
+def _ended(reply: Reply) -> Reply:
+    """The answer ends at its first token, though its end was to be ignored."""
+    kept = reply._replace(tokens=reply.tokens[:1], values=reply.values[:1], steps=reply.steps[:1])
+    return kept._replace(finish="stop", usage=(reply.usage or {}) | {"completion_tokens": 1})
+
+
 def _forgetful(told: Told) -> Told:
     """The second time, another log-probability."""
     return told._replace(again=[r._replace(values=[0.0, *r.values[1:]]) for r in told.again])
@@ -54,6 +60,7 @@ def _forgetful(told: Told) -> Told:
 
 _KINDS: dict[str, Callable[[Told], Told]] = {
     "serving-empty": _each(lambda r: r._replace(tokens=[], values=[], steps=[])),
+    "serving-ended": _each(_ended),
     "serving-null": _each(lambda r: r._replace(values=[None] * len(r.values))),
     "serving-usage": _each(_other_usage),
     "serving-forgetful": _forgetful,

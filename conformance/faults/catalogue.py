@@ -1133,6 +1133,13 @@ _WRITTEN = (
         selection=prepare.other_unasked,
     ),
     Fault(
+        "selection-by-major",
+        "left alone, the stack takes 12.0 for 10.0, as all that is `major >= 10`",
+        _moe("selection.unasked"),
+        "NVFP4 contract, S18",
+        selection=prepare.by_major,
+    ),
+    Fault(
         "compile-stages-too-many",
         "a production tile has two stages more than its target has room for",
         _moe("compile.tiles"),
@@ -2039,6 +2046,18 @@ _WRITTEN = (
         engine=engine("drop", everywhere=True, layer=1, rank=1, expert=1),
     ),
     Fault(
+        "engine-nan-layer",
+        "a layer gives NaN at every size",
+        _e2e("answers", "reference.blocks", "serving.answers"),
+        engine=engine("nan-layer", everywhere=True, layer=1),
+    ),
+    Fault(
+        "engine-shared-unconverted",
+        "a layer's shared expert is read without its scales at every size",
+        _e2e("reference.blocks"),
+        engine=engine("shared", everywhere=True, layer=1),
+    ),
+    Fault(
         "engine-limit-dropped",
         "the routed experts' SwiGLU limit is dropped at every size",
         _e2e("reference.logprobs", "reference.blocks"),
@@ -2109,6 +2128,7 @@ _WRITTEN = (
         engine=engine("unverified"),
     ),
     Fault("serving-empty", "a 200 with nothing behind it", _e2e("serving.answers"), engine=engine("serving-empty")),
+    Fault("serving-ended", "each answer ends at once", _e2e("serving.answers"), engine=engine("serving-ended")),
     Fault("serving-null", "log-probabilities are null", _e2e("serving.answers"), engine=engine("serving-null")),
     Fault("serving-usage", "usage counts no token", _e2e("serving.answers"), engine=engine("serving-usage")),
     Fault("serving-forgetful", "asked again, another answer", _e2e("serving.same"), engine=engine("serving-forgetful")),

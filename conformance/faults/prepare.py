@@ -171,6 +171,13 @@ def _other_unasked(choice: Choice) -> Choice:
     return choice if choice.asked != "auto" else msgspec.structs.replace(choice, family="triton", backend="TRITON")
 
 
+def _by_major(choice: Choice) -> Choice:
+    """All from 10.0 on is taken for 10.0."""
+    if choice.asked != "auto" or choice.capability[0] <= 10:
+        return choice
+    return msgspec.structs.replace(choice, family="flashinfer_trtllm", backend="TRTLLM")
+
+
 halves_together = PrepareFault(given=_halves_together)
 not_swapped = PrepareFault(given=_swapped("w13_weight", "w13_weight_scale"))
 scales_not_swapped = PrepareFault(given=_swapped("w13_weight_scale"))
@@ -186,3 +193,4 @@ bits_left = PrepareFault(made=_bits_left)
 halves_exchanged = PrepareFault(made=_halves_exchanged)
 bf16_everywhere = _bf16_everywhere
 other_unasked = _other_unasked
+by_major = _by_major

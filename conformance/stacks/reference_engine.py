@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Faults that this engine can plant in itself.
 KINDS = (
-    *("w2", "neighbour", "w1", "silent", "sink", "nan", "drop", "limit", "indexer"),
+    *("w2", "neighbour", "w1", "silent", "sink", "nan", "nan-layer", "drop", "shared", "limit", "indexer"),
     *("one-token", "unsteady", "batch", "cache", "chunk"),
     *("draft", "undrafted", "unverified", "frozen"),
 )

@@ -54,6 +54,8 @@ class Forward:
             x = to_bf16(self._normed(x, self.one.plain(f"{where}.{kind}_norm.weight")))
             name = f"{where}.{kind}"
             y = self._attention(name, ratio, x) if kind == "attn" else self._experts(name, x, tokens)
+            if self.fault.get("kind") == "nan-layer" and where == f"layers.{self.fault.get('layer', 0)}":
+                y = torch.full_like(y, torch.nan)
             if watch:
                 watch(name, x, y)
             streams = to_bf16(torch.einsum("sn,sh->snh", take, y) + torch.einsum("sij,sih->sjh", stay, streams))

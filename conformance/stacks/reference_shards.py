@@ -82,7 +82,9 @@ class Shards:
         return torch.full_like(mine, -torch.inf) if lost else mine
 
     def shared(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        w1, w3, w2 = (self.whole(f"{name}.shared_experts.{part}") for part in ("w1", "w3", "w2"))
+        parts = [f"{name}.shared_experts.{part}" for part in ("w1", "w3", "w2")]
+        raw = self._fault.get("kind") == "shared" and name.startswith(f"layers.{self._fault.get('layer', 0)}.")
+        w1, w3, w2 = (self._held[f"{part}.weight"].float() if raw else self.whole(part) for part in parts)
         return tuple(w.chunk(self._tp, d)[self._rank] for w, d in ((w1, 0), (w3, 0), (w2, 1)))  # type: ignore[return-value]
 
     def routed(self, name: str, expert: int) -> tuple[Tensor, Tensor, Tensor]:
