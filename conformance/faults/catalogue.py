@@ -1530,6 +1530,7 @@ _WRITTEN = (
         ("graph.jit.memory",),
         moe=jit.first_address,
     ),
+    Fault("jit-by-address", "tokens are kept by their address", ("graph.jit.memory",), moe=jit.by_address),
     Fault(
         "jit-first-clobbers",
         "the first call zeroes what follows its output",

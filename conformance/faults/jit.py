@@ -38,6 +38,11 @@ def _first_address(r: Run) -> None:
     r.inner(r.kept.setdefault(f"x of {len(r.x)}", r.x), r.ids, r.weights, r.out)
 
 
+def _by_address(r: Run) -> None:
+    """Tokens are converted once for each address: what lies there later is not seen."""
+    r.inner(r.kept.setdefault(f"x at {r.x.data_ptr()}", r.x.clone()), r.ids, r.weights, r.out)
+
+
 def _first_clobbers(r: Run) -> None:
     """Compiling runs once over memory that it takes for free: 64 bytes behind the output."""
     r.inner(r.x, r.ids, r.weights, r.out)
@@ -99,4 +104,5 @@ scratch_shared = MoeFault(run=_scratch_shared)
 first_size = MoeFault(run=_first_size)
 larger_left = MoeFault(run=_larger_left)
 first_address = MoeFault(run=_first_address)
+by_address = MoeFault(run=_by_address)
 first_clobbers = MoeFault(run=_first_clobbers)

@@ -114,6 +114,9 @@ def second(stack: Stack, context: Context) -> Evidence:
             called.run(layer, later)
             if bool(same(later.buffers.out, due).all()):
                 called.find(rank, "other tokens in new memory", "another output", "the first one's", "stale", 1)
+            other.put(moe_inputs(called.bench, tokens, 1))
+            words = "something is kept by the address of an input"
+            called.compare(rank, "other tokens in the same memory", called.run(layer, other), later.buffers.out, words)
     return called.evidence("a second allocation gives the same bits, and neither call writes outside of its output")
 
 

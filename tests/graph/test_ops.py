@@ -60,6 +60,7 @@ def test_silent_on_the_clean_stack(claim):
         ("jit-first-size", "jit.shapes", "M=64 after 1, "),
         ("jit-larger-left", "jit.shapes", "M=1 after 1, 64, "),
         ("jit-first-address", "jit.memory", "the second allocation, .*: nan; the first call's memory is read"),
+        ("jit-by-address", "jit.memory", "other tokens in the same memory, .* kept by the address"),
         ("jit-first-clobbers", "jit.memory", "clobbered .64 in all"),
         ("jit-published-empty", "jit.threads", "M=11, thread [01], token 0, output 0: -?0; calls at the same time"),
         ("jit-built-twice", "jit.threads", "M=37, thread [01], token 0, output 0: "),
