@@ -130,6 +130,7 @@ ROWS = (
     Row("selection-ignored", "all complete entries are seen", "step.entries", contract.selection_ignored),
     Row("entry-pages-undivided", "pages hold entries like tokens", "step.entries", contract.pages_undivided),
     Row("select-no-relu", "the indexer has no ReLU", "select.set", contract.no_relu),
+    Row("select-nan-garbage", "scores of NaN select numbers of no entry", "select.set", contract.nan_garbage),
     Row("scale-twice", "scores are scaled twice", "bound.window bound.c4 bound.c128", contract.scale_twice),
     Row("kv-nvfp4", "keys are rounded to NVFP4", "insert.bytes", contract.kv_nvfp4),
     Row("scales-interleaved", "scales follow their token's data", "insert.bytes", contract.scales_interleaved),

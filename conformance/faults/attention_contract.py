@@ -139,6 +139,13 @@ def _no_relu(inner: Callable[[SelectCall], torch.Tensor], call: SelectCall) -> t
     return attention_index.lowest(found, call.k).int()
 
 
+def _nan_garbage(inner: Callable[[SelectCall], torch.Tensor], call: SelectCall) -> torch.Tensor:
+    """Where scores are NaN, what lay in the buffer is answered."""
+    found = inner(call)
+    found[call.weights.isnan().any(1)] = 0x7FC00000
+    return found
+
+
 # ---- attend and insert
 
 
@@ -178,6 +185,7 @@ early = AttentionFault(sees=_early)
 selection_ignored = AttentionFault(sees=_selection_ignored)
 pages_undivided = AttentionFault(step=_pages_undivided)
 no_relu = AttentionFault(select=_no_relu)
+nan_garbage = AttentionFault(select=_nan_garbage)
 scale_twice = AttentionFault(attend=_scale_twice)
 kv_nvfp4 = AttentionFault(insert=_kv_nvfp4)
 scales_interleaved = AttentionFault(insert=_scales_interleaved)

@@ -51,12 +51,26 @@ def chosen(stack: Stack, context: Context) -> Evidence:
         q = _grid((len(positions), g.index_heads, g.index_head_dim), rng)
         weights = _weights(len(positions), g.index_heads, rng)
         q, weights, positions, requests = (p.to(can.device) for p in (q, weights, positions, requests))
-        ties += _judge(bench, SelectCall(q, weights, keys.to(can.device), positions, requests, k))
+        call = SelectCall(q, weights, keys.to(can.device), positions, requests, k)
+        ties += _judge(bench, call)
+        _unranked(bench, call)
     return bench.evidence(
         f"the {k} highest of {near.numel() + 2} queries, {ties} with ties at the edge",
         f"k = {k}, ties: {can.ties}",
         {"queries with ties": ties},
     )
+
+
+def _unranked(bench: Bench, call: SelectCall) -> None:
+    """A query whose scores are all NaN gets numbers of complete entries of its own, or none: what reads them later
+    reads memory that is there. Source: vLLM #49896."""
+    weights = call.weights.clone()
+    weights[-1] = torch.nan
+    got, visible = bench.kernel.select(call._replace(weights=weights))[-1], (int(call.positions[-1]) + 1) // 4
+    bench.compared += len(got)
+    if len(garbage := got[(got < -1) | (got >= visible)]):
+        where = f"position {int(call.positions[-1])}, weights NaN"
+        bench.find(where, f"-1, or below {visible}", f"{int(garbage[0])}", f"{len(garbage)} of {len(got)} are no entry")
 
 
 def _judge(bench: Bench, call: SelectCall) -> int:
