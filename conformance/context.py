@@ -118,16 +118,18 @@ class Context:
     @property
     def virtual(self) -> bool:
         """Are heads given out by eights, as virtual TP does it? Where it is needed; and where it is not, by a stack
-        that plans all the same: then both are whole shares (contracts: heads are align_up(ceil(heads / tp), 8))."""
+        that pads them all the same: then both are whole shares (contracts: heads are align_up(ceil(heads / tp), 8))."""
         g, tp = self.geometry, self.target.tp
         if expected.needs_virtual_tp(g, tp):
             return True
         if not g.output_groups or g.attention_heads // tp % plan.HEAD_ALIGNMENT == 0:
             return False  # no difference
         try:
-            return self.plan().padding == "planned"
+            outcome = self.plan()
         except StackError:
             return False
+        heads = (outcome.axes or {}).get("heads")
+        return outcome.padding == "planned" and heads is not None and heads.per_rank != g.attention_heads // tp
 
     @property
     def virtual_beside_experts(self) -> bool:

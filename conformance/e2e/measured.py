@@ -282,6 +282,8 @@ class Measured:
         ended = ""
         try:
             short, long, parts = self.prompts.short, self.prompts.long, self.plan.parts
+            if tp == self.base and not self.plan.clean:
+                parts |= {"solo"}  # what every engine scores
             solo = self._alone(session, self.prompts.answer) if "solo" in parts else []
             record = Record(
                 self._about(tp),

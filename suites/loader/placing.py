@@ -124,11 +124,11 @@ def tails(context: Context, maps: ModelMaps, parameter: str, rank: int, draft: b
     found, bottom = [], 0
     for name, room in slots(context, maps, parameter, rank, draft).items():
         want = due(context, name, rank, draft)
-        last = room.start + len(want.rows)
+        last = min(room.start + len(want.rows), room.stop)  # a parameter built too small has no tail
         found += [(Span(last, room.stop), Span(0, cols)), (Span(room.start, last), Span(len(want.cols), cols))]
         bottom = room.stop
     found.append((Span(bottom, rows), Span(0, cols)))
-    return [(r, c) for r, c in found if len(r) > 0 and len(c) > 0]
+    return [(r, c) for r, c in found if r.start < r.stop and c.start < c.stop]
 
 
 def _in_order(present: list[str]) -> list[str]:

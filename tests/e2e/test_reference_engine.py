@@ -12,7 +12,9 @@ import torch
 from conformance.e2e import blame, opening
 from conformance.e2e.measured import Measured, Plan
 from conformance.errors import StackRefused
+from conformance.faults import selftest
 from conformance.stacks.engine_protocol import EngineRequest
+from conformance.stacks.protocols import StackOptions
 from conformance.stacks.reference_engine import ReferenceEngine
 from references import make_checkpoint
 from references.v4_model import Model
@@ -68,3 +70,10 @@ def test_the_first_wrong_block_is_named(fault, module):
     (found,) = blame.first(Measured(plan, ReferenceEngine, "1"), (3,))
     assert (found.engine, found.module) == ("TP3", module)
     assert found.error > found.limit
+
+
+@pytest.mark.parametrize("fault", ["engine-w2-scales-late", "engine-draft-plan", "serving-crowded"])
+def test_a_fault_is_caught_alone(fault):
+    """Without the answers, records and servers that other faults of a self-test need."""
+    report = selftest.run("reference", StackOptions(), [fault], None)
+    assert [planted.outcome for planted in report.faults] == ["caught"] and not report.clean

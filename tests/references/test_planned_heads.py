@@ -41,13 +41,13 @@ def _context(padding: str, size: int) -> Context:
     ("padding", "size", "right"),
     [
         ("planned", 24, True),
-        ("planned", 6, False),
+        ("planned", 6, True),
         ("nothing", 6, True),
         ("nothing", 24, False),
         ("planned", 12, False),
     ],
 )
-def test_what_is_due_follows_whether_there_is_a_plan(padding, size, right):
+def test_even_shares_or_by_a_plan_eights(padding, size, right):
     assert not expected.needs_virtual_tp(MODEL, 3)
     context = _context(padding, size)
     assert test_axes.heads(None, context).ok is right

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from conformance.faults import selftest
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
 from conformance.result import ClaimResult
+from conformance.stacks.protocols import StackOptions
 from references import make_checkpoint
 
 PYTHON, SOURCE = os.environ.get("CONFORMANCE_VLLM_PYTHON"), os.environ.get("CONFORMANCE_VLLM_SOURCE")
@@ -79,6 +81,13 @@ def test_a_cut_scale_group_answers_nan(tmp_path):
     reason = found["e2e.answers"].reason
     assert "TP2" in reason and "96 / 2 = 48 is no multiple of 32, a scale group is cut" in reason
     assert "layers.0.ffn is the first block whose output is not finite" in reason
+
+
+def test_the_smallest_fault_is_seen_in_a_real_engine():
+    """Scales of one expert of one layer on one rank; all the others: `conformance selftest --stack vllm`."""
+    report = selftest.run("vllm", StackOptions(python=PYTHON), ["engine-w2-scales-late"], None)
+    (planted,) = report.faults
+    assert planted.outcome == "caught" and not report.clean, report
 
 
 def test_what_needs_cuda_is_not_supported_in_vllms_words(tmp_path):
