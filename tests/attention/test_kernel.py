@@ -69,8 +69,8 @@ class _Lacking(ReferenceAttention):
 def test_a_missing_part_is_not_supported_and_never_passes(claim):
     if claim.id in ("attention.heads.padded", "attention.output.loaded") or claim.group == "attention.compile":
         pytest.skip("needs no part")
-    calls = claim.group == "attention.call"
-    with pytest.raises(NotSupported, match="no `attention_calls`" if calls else "offers no `"):
+    words = {"attention.call": "no `attention_calls`", "attention.hyper": "no `hyper"}.get(claim.group, "offers no `")
+    with pytest.raises(NotSupported, match=words):
         claim.function()(SimpleNamespace(name="lacking"), _context(_Lacking((), "")))
 
 
