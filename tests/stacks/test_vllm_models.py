@@ -43,8 +43,11 @@ def at_tp2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Word, dic
 
 
 def test_every_tensor_lies_where_it_is_due(at_tp2):
+    """All but those that only gpt-oss has."""
     found = {name: r.status for name, r in at_tp2[1].items() if r.group == "loader.model"}
-    assert set(found.values()) == {"pass"}, found
+    absent = {name for name, status in found.items() if status == "not-applicable"}
+    assert absent == {name for name in found if name.startswith(("loader.qkvo.", "loader.expert_bias."))}
+    assert {status for name, status in found.items() if name not in absent} == {"pass"}, found
     assert at_tp2[1]["loader.checkpoint.consumed"].status == "pass"
     assert at_tp2[1]["loader.checkpoint.written"].status == "pass"
 
