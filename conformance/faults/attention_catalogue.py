@@ -100,6 +100,7 @@ ROWS = (
         reach.queries_of_a_tile,
     ),
     Row("output-alone-not-back", "a single token is not rotated back", "output.bound", reach.alone_not_back),
+    Row("output-two-alike", "two tokens are the first one twice", "output.bound", reach.two_alike),
     Row("output-scale-of-head", "a head has one scale of E4M3", "output.bound", reach.scale_of_head),
     Row(
         "output-first-positions",

@@ -326,6 +326,14 @@ def _alone_not_back(inner: Project, r: OutputRequest, o: torch.Tensor, at: torch
     inner(o, at * 0 if len(at) == 1 else at, out)
 
 
+def _two_alike(inner: Project, r: OutputRequest, o: torch.Tensor, at: torch.Tensor, out: torch.Tensor) -> None:
+    """Two tokens are taken for the first one twice."""
+    import torch
+
+    both = torch.zeros_like(at) if len(at) == 2 else torch.arange(len(at), device=at.device)
+    inner(o[both].contiguous(), at[both], out)
+
+
 def _scale_of_head(inner: Project, r: OutputRequest, o: torch.Tensor, at: torch.Tensor, out: torch.Tensor) -> None:
     """A head is rounded to E4M3 with one power of two for all its channels."""
     import torch
@@ -383,6 +391,7 @@ slots_wrap = AttentionFault(insert=_slots_wrap)
 later_dropped = AttentionFault(insert=_later_dropped)
 queries_of_a_tile = AttentionFault(queries=_queries_of_a_tile)
 alone_not_back = AttentionFault(output=_alone_not_back)
+two_alike = AttentionFault(output=_two_alike)
 scale_of_head = AttentionFault(output=_scale_of_head)
 first_positions = AttentionFault(output=_first_positions)
 angles_begin_anew = AttentionFault(made=_angles_begin_anew)
