@@ -5,9 +5,9 @@
 Ratio: time of loading every expert on every rank, reading it back and comparing it with the files, over the time of
 `safe_open(...).get_tensor(...).clone()` for every tensor, in one process; medians of seven each, in turn. The loader is
 the reference stack's, or a vLLM's in its worker (`--vllm-source` for a checkout; the worker is started before). Once
-with the cache emptied before each round: that is reading, and what the limit of 3 is about (exit code 1 beyond it). Once
-from files that the system has cached, for comparison: that is no more than copying, and loading by vLLM's own loader
-alone, with nothing compared, takes 3.3 times as long (vLLM 0.33.0 at TP2, two cores).
+with the cache emptied before each round: that is reading, and what the limit of 3 is about (exit code 1 beyond it).
+Once from files that the system has cached, for comparison: that is no more than copying, and loading by vLLM's own
+loader alone, with nothing compared, takes 3.3 times as long (vLLM 0.33.0 at TP2, two cores).
 """
 
 from __future__ import annotations
