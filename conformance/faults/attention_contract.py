@@ -18,8 +18,8 @@ from conformance.stacks.attention_protocol import (
 if TYPE_CHECKING:
     import torch
 
-    Project = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-    Step = Callable[[StepCall, torch.Tensor], None]
+    from conformance.faults.attention import Project, Step
+
     Numbers = list[torch.Tensor]
 
 _ROPE, _WINDOW = 64, 128

@@ -19,9 +19,8 @@ from conformance.stacks.attention_protocol import (
 if TYPE_CHECKING:
     import torch
 
-    Attend = Callable[[AttendCall, torch.Tensor], None]
-    Step = Callable[[StepCall, torch.Tensor], None]
-    Project = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    from conformance.faults.attention import Attend, Project, Step
+
     Select = Callable[[SelectCall], torch.Tensor]
     Numbers = list[torch.Tensor]
 

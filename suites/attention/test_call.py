@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-import hardware_profiles
 from conformance import expected
 from conformance.context import Context
 from conformance.errors import NotSupported
@@ -15,11 +14,11 @@ from conformance.result import Evidence, Finding
 from conformance.stacks.attention_calls_protocol import ENTRIES, WINDOW, CallRequest
 from conformance.stacks.protocols import MoeCall, Stack
 from conformance.suite import claim
+from suites import bound_calls
 from suites.attention.bench import D
 
 _TOKENS = 5
 _RATIOS = (0, 4, 128)
-_MOST = 12
 _ROW = 584
 #: Heads that a kernel takes; None: any. Source: FlashInfer 0.7.2, `_check_dsv4_sparse_mla_inputs`; FlashMLA.
 _HEADS: dict[str, tuple[int, ...] | None] = {
@@ -50,26 +49,16 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
     """Raises NotSupported where the stack cannot tell what it would call."""
     if context.attention_calls is None:
         raise NotSupported(f"the stack {stack.name} does not tell what it would call (no `attention_calls`)")
-    capability = hardware_profiles.load(profile).capability
-    assert capability is not None
+    capability = bound_calls.capability(profile)
     heads = expected.axes(context.geometry, context.target.tp)["heads"].per_rank
     findings, told = list[Finding](), list[MoeCall]()
     for ratio in _RATIOS:
         made = context.attention_calls(CallRequest(heads, _TOKENS, ratio, capability))
         told += made
         findings += _wrong(made, f"ratio {ratio}", heads, ratio, capability[0])
-    first = findings[0] if findings else None
-    return Evidence(
-        ok=first is None,
-        summary=f"{len(told)} calls bind, with the dtypes and shapes due on {profile}"
-        if first is None
-        else f"{first.where}: {first.got}, {first.expected} due",
-        expected="every argument known to the library, every tensor of the dtype and shape due",
-        measured={"calls": msgspec.to_builtins(told)},
-        findings=findings[:_MOST],
-        notes=["bound to the installed library; nothing ran, and no number was computed"],
-        method=f"{heads} heads a rank, {_TOKENS} tokens, {WINDOW} keys of the window, {ENTRIES} compressed entries",
-    )
+    measured = {"calls": msgspec.to_builtins(told)}
+    method = f"{heads} heads a rank, {_TOKENS} tokens, {WINDOW} keys of the window, {ENTRIES} compressed entries"
+    return bound_calls.evidence(findings, f"{len(told)} calls", told, profile, measured, method)
 
 
 def _wrong(calls: list[MoeCall], where: str, heads: int, ratio: int, major: int) -> list[Finding]:

@@ -17,13 +17,13 @@ from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import MoeCall, MoeCalls, MoeRequest, Stack, TensorInfo
 from conformance.suite import claim
 from conformance.target import Target
+from suites import bound_calls
 from suites.moe import marlin_calls, nvfp4_calls
 
 _BACKEND, _MARLIN = "flashinfer_cutlass", "marlin"
 _CALL = "cutlass_fused_moe"
 _OWN = (_MARLIN, nvfp4_calls.BACKEND)
 _EXPERTS, _TOKENS = 2, 5
-_MOST = 12
 
 
 @claim("moe.call.sm90")
@@ -46,8 +46,7 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
     calls: MoeCalls | None = context.moe_calls
     if calls is None:
         raise NotSupported(f"the stack {stack.name} does not tell what it would call (no `moe_calls`)")
-    capability = hardware_profiles.load(profile).capability
-    assert capability is not None
+    capability = bound_calls.capability(profile)
     t, slots = _target(context.target), min(2, context.geometry.top_k)
     marlin, nvfp4 = t.backend == _MARLIN, t.backend == nvfp4_calls.BACKEND
     shown = marlin_calls.FUNCTIONS if marlin else (_CALL, nvfp4_calls.CUTE)
@@ -64,18 +63,9 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
             findings += nvfp4_calls.wrong(made, request, _TOKENS, slots)
         else:
             findings += _wrong(made, request, hardware_profiles.load(profile).arithmetic, slots)
-    first = findings[0] if findings else None
-    return Evidence(
-        ok=first is None and bool(told),
-        summary=f"{len(told)} calls a rank bind, with the dtypes and shapes due on {profile}"
-        if first is None
-        else f"{first.where}: {first.got}, {first.expected} due",
-        expected="every argument known to the library, every tensor of the dtype and shape due",
-        measured={"calls": msgspec.to_builtins([call for call in told if call.function in shown])},
-        findings=findings[:_MOST],
-        notes=["bound to the installed library; nothing ran, and no number was computed"],
-        method=f"{_EXPERTS} experts, {_TOKENS} tokens of {slots} slots, kernels of {t.backend}'s width",
-    )
+    measured = {"calls": msgspec.to_builtins([call for call in told if call.function in shown])}
+    method = f"{_EXPERTS} experts, {_TOKENS} tokens of {slots} slots, kernels of {t.backend}'s width"
+    return bound_calls.evidence(findings, f"{len(told)} calls a rank", told, profile, measured, method)
 
 
 def _target(target: Target) -> Target:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-import hardware_profiles
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
 from conformance.stacks.protocols import MoeCall, Stack, TensorInfo
 from conformance.stacks.quant_calls_protocol import QuantCallRequest
 from conformance.suite import claim
+from suites import bound_calls
 from suites.quant.calls_due import KINDS, PATHS, Due
-
-_MOST = 12
 
 
 @claim("quant.call.sm100")
@@ -33,23 +31,17 @@ def _bound(stack: Stack, context: Context, profile: str) -> Evidence:
     """Raises NotSupported where the stack cannot tell what it would call."""
     if context.quant_calls is None:
         raise NotSupported(f"the stack {stack.name} does not tell what it would call (no `quant_calls`)")
-    capability = hardware_profiles.load(profile).capability
-    assert capability is not None
-    request = QuantCallRequest(capability)
+    request = QuantCallRequest(bound_calls.capability(profile))
     told = context.quant_calls(request)
     findings = wrong(told, request)
-    first = findings[0] if findings else None
     count = sum(map(len, told.values()))
-    return Evidence(
-        ok=first is None,
-        summary=f"{count} calls bind, with the dtypes and shapes due on {profile}"
-        if first is None
-        else f"{first.where}: {first.got}, {first.expected} due",
-        expected="every argument known to the library, every tensor of the dtype and shape due",
-        measured={name: msgspec.to_builtins(calls) for name, calls in told.items()},
-        findings=findings[:_MOST],
-        notes=["bound to the installed library; nothing ran, and no number was computed"],
-        method=f"{request.tokens} tokens, N {request.n}, K {request.k}, groups {list(request.sizes)}, "
+    return bound_calls.evidence(
+        findings,
+        f"{count} calls",
+        count,
+        profile,
+        {name: msgspec.to_builtins(made) for name, made in told.items()},
+        f"{request.tokens} tokens, N {request.n}, K {request.k}, groups {list(request.sizes)}, "
         f"I {request.intermediate}, {request.slots} slots",
     )
 

@@ -17,6 +17,7 @@ from conformance.stacks.graph_protocol import AttendRequest, Buffers, LayerReque
 from conformance.stacks.vllm.exchange import Exchange
 
 if TYPE_CHECKING:
+    from conformance.stacks.attention_protocol import AttentionCapabilities
     from conformance.stacks.protocols import MoeRequest
     from conformance.stacks.vllm.attention import VllmAttention
     from conformance.stacks.vllm.moe import VllmMoe, VllmMoeLayer
@@ -35,8 +36,7 @@ class VllmAttentionGraphs:
 
     def __init__(self, worker: VllmWorker, kernel: VllmAttention):
         """Raises NotSupported where vLLM's attention runs on no GPU."""
-        if kernel.capabilities().device != "cuda":
-            raise NotSupported("vLLM's attention runs on the CPU here: it captures no graphs of it")
+        _on_a_gpu(kernel)
         self._there = There(worker)
 
     def open(self, request: AttendRequest) -> VllmGraphedLayer:
@@ -67,9 +67,7 @@ class VllmLayerGraphs:
 
     def __init__(self, worker: VllmWorker, attention: VllmAttention, moe: VllmMoe):
         """Raises NotSupported where vLLM's attention runs on no GPU, or its output projection does not run."""
-        can = attention.capabilities()
-        if can.device != "cuda":
-            raise NotSupported("vLLM's attention runs on the CPU here: it captures no graphs of it")
+        can = _on_a_gpu(attention)
         if "output" not in can.parts:
             raise NotSupported(f"a layer's graph needs vLLM's output projection: {'; '.join(can.notes)}")
         self._there, self._attention, self._moe = There(worker), attention, moe
@@ -86,6 +84,14 @@ class VllmLayerGraphs:
             output.close()
 
         return VllmGraphedLayer(self._there, number, close)
+
+
+def _on_a_gpu(attention: VllmAttention) -> AttentionCapabilities:
+    """Raises NotSupported for a CPU's attention."""
+    can = attention.capabilities()
+    if can.device != "cuda":
+        raise NotSupported("vLLM's attention runs on the CPU here: it captures no graphs of it")
+    return can
 
 
 def _attending(request: AttendRequest) -> dict[str, Any]:

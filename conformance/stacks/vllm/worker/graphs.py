@@ -46,7 +46,6 @@ def graph(part, lend, **given):
 
 def open_attend(lent, **request):
     """Attention decode; `request` as flashmla.attend takes it."""
-
     return layers.add(Layer(lambda buffers: _attend(buffers, buffers.out, request)))
 
 
