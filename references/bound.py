@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from references.finalize import FEW
 from references.flips import mirrored, nvfp4_ends
 from references.moe import Experts, blocks, decoded, routed
 from references.moe_staged import PLAIN, Scheme, staged_input
@@ -94,13 +95,13 @@ def bounded(
     """One rank's result before all-reduce, rounded to BF16 at the end, as `scheme` stages it.
 
     x (M, H), ids and weights (M, k). `noise`: the deviations that accumulation may show before a code counts as safe
-    (use `deviations`). `bf16` and `bf16_steps`: the value is FP64 exact and every rounding is noise (slots are added in
-    their order); `mxfp8` and `nvfp4`: activations are mirrored.
+    (use `deviations`). `bf16` and `bf16_steps`: the value is FP64 exact and every rounding is noise (slots are added as
+    `finalize.stepped` tells); `mxfp8` and `nvfp4`: activations are mirrored.
     `block`: channels decoded at a time, whole groups of 32 (0: 512 on a CPU, all of them elsewhere).
     """
     block, scratch = block or (512 if x.device.type == "cpu" else channels), Scratch()
     parts = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for _ in range(4)]
-    stepwise = ids.shape[1] if scheme == "bf16_steps" else 0
+    stepwise = ids.shape[1] if scheme == "bf16_steps" and ids.shape[1] <= FEW else 0
     of_slots = torch.zeros((stepwise, *x.shape), dtype=torch.float64, device=x.device)
     for expert, tokens, slots in routed(ids):
         inputs = staged_input(x[tokens].double(), scheme, scales)
@@ -139,9 +140,10 @@ def bounded(
         if scheme == "bf16_steps":
             for part, more in zip((parts[1], parts[3]), _weighted(z[0], z[3], weight), strict=True):
                 part.index_add_(0, tokens, more)
-            of_slots[slots, tokens] = z[0] * weight
-    if scheme == "bf16_steps":
-        sums = of_slots.cumsum(0)[1:].abs() + 4 * parts[1].sqrt()
+            if stepwise:
+                of_slots[slots, tokens] = z[0] * weight
+    if stepwise:
+        sums = of_slots.cumsum(0)[1:-1].abs() + 4 * parts[1].sqrt()  # the last sum is rounded below
         parts[1] += _rounding(sums).sum(0)
         parts[3] += ulp(sums + parts[3]).sum(0) / 2
     value, variance, allowance, ceiling = parts

@@ -9,9 +9,8 @@ makes of them instead is in `references/finalize.py`.
 Weights are what they are, MXFP4 or NVFP4; GEMM1 is stored as BF16. Source: vLLM 0.33.0, `flashinfer_cutedsl` and
 `flashinfer_cutlass` with `nvfp4` (`a1_gscale`, `a2_gscale` are the reciprocals); NVFP4 contract, S8 and S9.
 `bf16_steps`: Marlin, BF16 x MXFP4, every step stored as BF16: gate and up, SiLU(gate), its product with up, GEMM2's
-result, the routing weight, their product; slots are added in BF16, in slot order.
-Source: vLLM 0.33.0, `marlin_template.h` (topk weights), `activation_kernels.cu`, `moe_align_sum_kernels.cu`.
-45c1582e9's moe_sum adds two to four slots in BF16, more than four by torch's sum, in FP32: less error than here.
+result, the routing weight, their product; how slots are added is `finalize.stepped`.
+Source: vLLM, `marlin_template.h` (topk weights), `activation_kernels.cu`, `moe_align_sum_kernels.cu`.
 
 Requantisation takes amax * (an approximate reciprocal of 448): where amax is 1.75 * 2^n a kernel may choose the next
 scale. Here it is exactly 1 / 448 in FP32, as at the input, where the kernels multiply by that constant themselves.
@@ -78,12 +77,7 @@ def moe_staged(
 ) -> torch.Tensor:
     """As `references.moe.moe`; the result holds BF16 values in FP64. `block` is a multiple of 32."""
     slots = staged_slots(x, ids, experts, channels, scheme, limit, alpha, beta, block, scales)
-    if scheme != "bf16_steps":
-        return finalize.unfused(slots, weights)
-    total = torch.zeros_like(slots[:, 0])
-    for slot in range(slots.shape[1]):
-        total = bf16(total + bf16(bf16(weights[:, slot, None].double()) * slots[:, slot]))
-    return total
+    return (finalize.stepped if scheme == "bf16_steps" else finalize.unfused)(slots, weights)
 
 
 def staged_slots(

@@ -282,9 +282,10 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
 
     `scheme` is what meets the MXFP4 weights: `bf16` (SM90) or `mxfp8` activations (SM100, SM120); `bf16_steps` (Marlin)
     stores every step in BF16 on the way, as `references/moe_staged.py` tells. `nvfp4` activations meet the same values.
-    `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`. `nan` says what becomes
-    of a NaN or Inf in the input: FlashInfer's SM90 clamp swallows it. `device` is torch's name for where tensors live
-    and references are computed; `ranks` tells how the ranks run (`in turn, in one process on one GPU`).
+    `slot_sum` is what the k slots of a token are summed in before the one rounding to `output`; `bf16_steps` has a rule
+    of its own (`references/finalize.py`, stepped). `nan` says what becomes of a NaN or Inf in the input: FlashInfer's
+    SM90 clamp swallows it. `device` is torch's name for where tensors live and references are computed; `ranks` tells
+    how the ranks run (`in turn, in one process on one GPU`).
     `empty_slots`: whether ids may hold -1 (no expert). `threads`: whether two threads may call layers of one process at
     the same time, a layer each (on a GPU: a stream each); nobody asks where that is not declared.
     `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.

@@ -146,16 +146,21 @@ class _Experts:
             gate, up = numerics.to_bf16(x @ w13.T * of_x).chunk(2, dim=1)
             h = numerics.to_bf16((swiglu_in_steps if steps else swiglu)(gate, up, r.limit, r.alpha, r.beta))
             answers.append(numerics.to_bf16(_quantised(h, self._scheme, of_h) @ w2.T * of_h))
-        every, total = torch.stack(answers), torch.zeros_like(x)
-        for slot in range(buffers.ids.shape[1]):
-            ids, weight = buffers.ids[:, slot, None].long(), buffers.weights[:, slot, None]
-            own = every.gather(0, ids.clamp(min=0).expand_as(x)[None])[0]
-            if steps:
-                more = numerics.to_bf16(total + numerics.to_bf16(numerics.to_bf16(weight) * own))
-            else:
-                more = total + weight * own
-            total = torch.where(ids >= 0, more, total)
+        every, ids = torch.stack(answers, 1), buffers.ids[:, :, None].long()
+        own = every.gather(1, ids.clamp(min=0).expand(-1, -1, every.shape[2]))
+        nobody = buffers.ids < 0
+        total = _summed(own.masked_fill(nobody[:, :, None], 0), buffers.weights.masked_fill(nobody, 0), steps)
         buffers.out.copy_(total[:, : buffers.out.shape[1]])
+
+
+def _summed(slots: torch.Tensor, weights: torch.Tensor, steps: bool) -> torch.Tensor:
+    """slots (M, k, H), weights (M, k) -> (M, H) float32, slot after slot."""
+    if steps:
+        return numerics.marlin_sum(slots, weights)
+    total = torch.zeros_like(slots[:, 0])
+    for slot in range(slots.shape[1]):
+        total = total + weights[:, slot, None] * slots[:, slot]
+    return total
 
 
 def _quantised(x: torch.Tensor, scheme: str, global_scale: float) -> torch.Tensor:

@@ -30,7 +30,6 @@ class ReferenceMoe:
     def capabilities(self) -> MoeCapabilities:
         return MoeCapabilities(
             scheme=self._scheme,
-            slot_sum="bfloat16" if self._scheme == "bf16_steps" else "float32",
             device=self._device,
             device_words=f"{self._device}, emulated in FP32",
             pins_tactics=True,
@@ -158,13 +157,11 @@ class ReferenceMoeLayer:
         for expert in sorted(set(ids.flatten().tolist()) - {-1}):
             mine = ids == expert
             slots[mine] = self._expert(expert, wide[mine.nonzero()[:, 0]], splits)
+        if self._steps:
+            return numerics.marlin_sum(slots, weights)
         total = torch.zeros_like(wide)
         for slot in range(ids.shape[1]):
-            if self._steps:
-                part = numerics.to_bf16(numerics.to_bf16(weights[:, slot, None]) * slots[:, slot])
-                total = numerics.to_bf16(total + part)
-            else:
-                total += weights[:, slot, None] * slots[:, slot]
+            total += weights[:, slot, None] * slots[:, slot]
         return total
 
     def _expert(self, expert: int, x: torch.Tensor, splits: tuple[int, int]) -> torch.Tensor:

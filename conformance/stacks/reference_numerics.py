@@ -7,6 +7,8 @@ from functools import cache
 import torch
 
 _QUIET_NAN = 0x7FC00000
+#: vLLM's moe_sum adds so many slots in BF16, and more of them by torch's sum.
+_MARLIN_IN_BF16 = 4
 
 
 def scales(bytes_: torch.Tensor) -> torch.Tensor:
@@ -79,3 +81,14 @@ def _nearest(x: torch.Tensor, smallest: int, bits: int) -> torch.Tensor:
     _, size = torch.frexp(x)
     step = torch.exp2((size - bits).clamp(min=smallest).float())
     return (x / step).round() * step
+
+
+def marlin_sum(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """slots (M, k, H), weights (M, k) -> (M, H), all float32: weighted and added as Marlin and vLLM's moe_sum do."""
+    weighted = to_bf16(to_bf16(weights)[:, :, None] * slots)
+    if slots.shape[1] > _MARLIN_IN_BF16:
+        return to_bf16(weighted.sum(1))
+    total = torch.zeros_like(weighted[:, 0])
+    for part in weighted.unbind(1):
+        total = to_bf16(total + part)
+    return total

@@ -113,7 +113,7 @@ def reference(
     """One rank's due result with its bound, in the kernel's declared scheme and slot sum."""
     scheme, given = bench.can.scheme, scales.random(limit)
     one = bounded(x, ids, weights, experts, channels, scheme, limit, allowed, scales=given)
-    if bench.can.slot_sum == "bfloat16" and scheme != "bf16_steps":  # Marlin adds slots in their order: bounded as such
+    if bench.can.slot_sum == "bfloat16" and scheme != "bf16_steps":
         return unordered(one, staged_slots(x, ids, experts, channels, scheme, limit, scales=given), weights)
     return one
 

@@ -72,16 +72,18 @@ def slots(stack: Stack, context: Context) -> Evidence:
     ids = torch.arange(bench.slots, dtype=torch.int32, device=bench.device).repeat(bench.slots, 1)
     weights = torch.full(ids.shape, 2.0**-8, device=bench.device).fill_diagonal_(1.0)
     given = scales.probe(scales.reaching(due.lone_activation(32.0, 1.0, "bf16", limit)))
+    steps = bench.can.scheme == "bf16_steps"
     for rank in context.ranks:
         own = bench.own(rank)
         experts = due.experts(checkpoint, context.geometry, own, bench.device)
         stored = staged_slots(x, ids, experts, len(own), bench.can.scheme, limit, scales=given)
-        want, slack = finalize.unfused(stored, weights), None
-        if bench.can.slot_sum == "bfloat16":
+        want, slack = (finalize.stepped if steps else finalize.unfused)(stored, weights), None
+        if not steps and bench.can.slot_sum == "bfloat16":
             want, slack = finalize.fused(stored, weights)
         with bench.layer(rank, checkpoint, limit, global_scales=given) as layer:
             got = bench.run(layer, x, ids, weights)
         exact.compare(
             rank, None, got, want, lambda token, column: f"slot {token} of weight 1, output {column}", slack=slack
         )
-    return exact.evidence(f"{bench.slots} slots are summed in {bench.can.slot_sum}")
+    summed = "bfloat16" if steps and bench.slots <= finalize.FEW else bench.can.slot_sum
+    return exact.evidence(f"{bench.slots} slots are summed in {summed}")

@@ -111,25 +111,28 @@ def test_rounding_is_uniform_and_its_variance_is_ulp_squared_over_12():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_false_alarm_over_1000_seeds(scheme):
-    """A right kernel, emulated in FP32: under the bound every time, and not far under: the bound is no excuse."""
+    """A right kernel, emulated in FP32: under the bound every time, and not far under: the bound is no excuse.
+
+    Six slots now and then: that many Marlin adds otherwise than two."""
     seeds, hidden, channels, tokens = 1000, 64, 64, 2
     family = seeds * tokens * hidden
     ratios = []
     for seed in range(seeds):
-        run, right, allowed = _case(seed, scheme, hidden, channels, 1 + (seed % 4 == 0), tokens, family)
+        experts = 6 if seed % 20 == 1 else 1 + (seed % 4 == 0)
+        run, right, allowed = _case(seed, scheme, hidden, channels, experts, tokens, family)
         ratios.append(_ratio(run(), right, allowed))
     assert max(ratios) <= 1
     assert max(ratios) > 0.4
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "experts"), [*((scheme, 4) for scheme in SCHEMES), ("bf16_steps", 6)])
 @pytest.mark.parametrize(("fault", "least"), [("lost_scale_group", 5.0), ("lost_channel", 1.2), ("scaled", 1.2)])
-def test_small_faults_exceed_it(scheme, fault, least):
-    """One expert of four, in a rank of DeepSeek-V4-Flash's 704 channels."""
-    run, right, allowed = _case(5, scheme, 512, 704, 4, 16, 64 * 4096 * 3)
+def test_small_faults_exceed_it(scheme, experts, fault, least):
+    """One expert of four or six, in a rank of DeepSeek-V4-Flash's 704 channels."""
+    run, right, allowed = _case(5, scheme, 512, 704, experts, 16, 64 * 4096 * 3)
     assert _ratio(run(), right, allowed) <= 1
     if fault == "scaled":
-        spoilt = run(factor=torch.tensor([1.0, 1.02, 1.0, 1.0]))
+        spoilt = run(factor=torch.tensor([1.0, 1.02, *[1.0] * (experts - 2)]))
     else:
         spoilt = run(spoil=lambda weights: getattr(faults, fault).spoil(weights, 0))
     if scheme == "bf16_steps" and fault == "scaled":

@@ -37,11 +37,13 @@ _ENVIRONMENT = {
 #: Without a GPU nothing is worth compiling: 20 s a process, for index and counting helpers.
 _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 #: DeepGEMM compiles what is called, when it is; vLLM's warm-up compiles all that might be, for minutes.
-_ON_GPU = {
-    "VLLM_DEEP_GEMM_WARMUP": "skip",
-    "DG_JIT_CACHE_DIR": os.environ.get("DG_JIT_CACHE_DIR") or str(Path.home() / ".cache/tp-conformance/deep_gemm"),
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
+_ON_GPU = {"VLLM_DEEP_GEMM_WARMUP": "skip", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+#: What vLLM compiles, tunes and finds out about a GPU, kept for the next engine: most of a start. vLLM tells its own
+#: versions, sources and settings apart there. An engine with a planted fault neither reads nor leaves any of it.
+_KEPT = {"VLLM_CACHE_ROOT": os.environ.get("VLLM_CACHE_ROOT") or str(Path.home() / ".cache/tp-conformance/vllm")}
+#: Of the GPU's memory, what must be free. vLLM's default asks for nearly all, as a server would; the KV cache here is
+#: `_KV_BYTES`, and weights take what they take.
+_FREE = 0.3
 
 
 class VllmEngine:
@@ -54,13 +56,14 @@ class VllmEngine:
         self._options, self._make_room = options, make_room
 
     def open(self, request: EngineRequest) -> VllmSession:
-        return VllmSession(self._worker(), request)
+        return VllmSession(self._worker(request), request)
 
     def serve(self, request: EngineRequest) -> VllmServer:
-        return VllmServer(self._worker(), request)
+        return VllmServer(self._worker(request), request)
 
-    def _worker(self) -> Worker:
+    def _worker(self, request: EngineRequest) -> Worker:
         self._make_room()
+        on_gpu = _ON_GPU | ({} if request.fault else _KEPT)
         o = self._options
         python = interpreter.resolve(o.python, "--vllm-python")
         source = interpreter.checkout(o.source, "vllm", "--vllm-source")
@@ -71,7 +74,7 @@ class VllmEngine:
                 modules=sources(_HERE / "worker"),
                 entry="engine",
                 path=interpreter.search_path([source] if source else []),
-                environment=_ENVIRONMENT | (_ON_GPU if torch.cuda.is_available() else _ON_CPU),
+                environment=_ENVIRONMENT | (on_gpu if torch.cuda.is_available() else _ON_CPU),
                 work_dir=o.work_dir,
                 call_timeout=o.call_timeout,
                 start_timeout=o.start_timeout,
@@ -181,6 +184,7 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": not request.draft,  # they count what was accepted
         "seed": 0,
+        **({"gpu_memory_utilization": _FREE} if torch.cuda.is_available() else {}),
         **({"speculative_config": {"method": "mtp", "num_speculative_tokens": request.draft}} if request.draft else {}),
     }
 

@@ -36,7 +36,6 @@ class VllmMoe:
             raise NotSupported("vLLM's MoE kernels need a CUDA GPU that the harness's own torch sees too; none is here")
         return MoeCapabilities(
             scheme="bf16_steps",
-            slot_sum="bfloat16",
             nan="swallowed",
             device="cuda",
             device_words=f"{torch.cuda.get_device_name()}, vLLM's {BACKEND}",
