@@ -55,6 +55,11 @@ def sinkhorn(logits: torch.Tensor, eps: float, rounds: int) -> torch.Tensor:
     return m
 
 
+def tf32(x: torch.Tensor) -> torch.Tensor:
+    """float32 rounded to the nearest TF32: 10 stored bits of mantissa, ties away from zero (as `cvt.rna.tf32.f32`)."""
+    return (x.view(torch.int32) + (1 << 12) & -(1 << 13)).view(torch.float32)
+
+
 def leave(y: torch.Tensor, streams: torch.Tensor, mixed: Mixed) -> torch.Tensor:
     """The block's output y (S, H) and the old streams (S, n, H) -> new streams."""
     return mixed.post[..., None] * y[:, None] + mixed.comb.mT @ streams

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,12 +26,14 @@ class Mixing(NamedTuple):
 
 
 class HyperCapabilities(msgspec.Struct, frozen=True):
-    """`accumulation`: relative to the sum of |x fn|, how far a mix may be off before its scale."""
+    """`accumulation`: relative to the sum of |x fn|, how far a mix may be off before its scale. `weights`: what `enter`
+    makes of fn: `tf32` rounds it to the nearest, for tensor cores (the head's mixes are always float32)."""
 
     runs: str
     device: str = "cpu"
     hidden: int = 512
     accumulation: float = 2.0**-20
+    weights: Literal["float32", "tf32"] = "float32"
     notes: tuple[str, ...] = ()
 
 

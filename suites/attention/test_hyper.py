@@ -59,6 +59,10 @@ class _Bench:
         size = torch.rsqrt(flat.square().mean(1, keepdim=True) + m.rms_eps)
         return self.can.accumulation * (flat.abs() @ m.fn.double().abs().T).amax(1, keepdim=True) * size
 
+    def seen(self, fn: torch.Tensor) -> torch.Tensor:
+        """fn in FP64, as `enter` multiplies with it."""
+        return (v4_hyper.tf32(fn) if self.can.weights == "tf32" else fn).double()
+
     def near(self, what: str, got: torch.Tensor, due: torch.Tensor, radius: torch.Tensor) -> None:
         self.exact.inside(what, got.cpu().double(), due - radius, due + radius)
 
@@ -88,7 +92,7 @@ def enter(stack: Stack, context: Context) -> Evidence:
         m = bench.mixing(scale, eps)
         x, post, comb = bench.hyper.enter(*bench.given(streams, m))
         wide = streams.double()
-        due = v4_hyper.enter(wide, m.fn.double(), m.scale.double(), m.base.double(), *eps, m.rounds)
+        due = v4_hyper.enter(wide, bench.seen(m.fn), m.scale.double(), m.base.double(), *eps, m.rounds)
         off = bench.slack(streams, m) * scale
         bench.near(f"{name}: post", post, due.post, (off + _FP32).expand_as(due.post))
         relative = (2 * off + 4 * m.rounds * _FP32)[..., None]

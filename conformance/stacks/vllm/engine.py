@@ -153,7 +153,7 @@ class VllmSession:
         return {name: Block(found[name]["x"], found[name]["y"]) for name in sorted(found, key=_order)}
 
     def drafts(self) -> Drafts:
-        """By vLLM's own metrics. Run nowhere yet: it needs a GPU."""
+        """By vLLM's own metrics."""
         steps, accepted = self._worker.call("drafts")
         return Drafts(steps, tuple(accepted))
 

@@ -24,6 +24,7 @@ class VllmHyper:
         return HyperCapabilities(
             self._told["runs"],
             self._told["device"],
+            weights=self._told["weights"],
             notes=("a batch of no tokens is answered with nothing, as vLLM's own layers are never called for one",),
         )
 

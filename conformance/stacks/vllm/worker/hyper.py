@@ -9,12 +9,18 @@ _POST = 2.0
 
 
 def describe_hyper():
-    """{"runs": words, "device": torch's name}. Raises Unsupported where this vLLM has none for its platform."""
+    """{"runs": words, "device": torch's name, "weights": what fn becomes}: on a GPU mixes are DeepGEMM's
+    `tf32_hc_prenorm_gemm`, and its fn was seen rounded to the nearest (H200, 0.33.0). Raises Unsupported where this
+    vLLM has none for its platform."""
     import torch
 
     kind = _kind()
     where = torch.cuda.get_device_name() if kind == "cuda" else "CPU"
-    return {"runs": f"vLLM's MHCPreOp, MHCPostOp, HCHeadOp (forward_{kind}) on {where}", "device": kind}
+    return {
+        "runs": f"vLLM's MHCPreOp, MHCPostOp, HCHeadOp (forward_{kind}) on {where}",
+        "device": kind,
+        "weights": "tf32" if kind == "cuda" else "float32",
+    }
 
 
 def _kind():
