@@ -143,14 +143,15 @@ class Measured:
         with self._session(chunk=self.chunk, prefix_cache=True) as session:
             return self._alone(session, _CHUNKED), self._alone(session, _CHUNKED)
 
-    def graphed(self) -> list[Answer]:
-        """The largest size once more, from captured graphs: each prompt alone."""
-        found: list[Answer] = self._once("graphed", self._in_graphs)
+    def graphed(self) -> tuple[list[Answer], list[Answer]]:
+        """The largest size once more, from captured graphs: each prompt alone, and all of them in a batch."""
+        found: tuple[list[Answer], list[Answer]] = self._once("graphed", self._in_graphs)
         return found
 
-    def _in_graphs(self) -> list[Answer]:
+    def _in_graphs(self) -> tuple[list[Answer], list[Answer]]:
         with self._session(graph=True) as session:
-            return self._alone(session, self.prompts.answer)
+            alone = self._alone(session, self.prompts.answer)
+            return alone, session.generate(self.prompts.short, self.prompts.answer, TOP)
 
     def drafting(self) -> Drafting:
         """The largest size with its draft layer, and without."""

@@ -2110,6 +2110,12 @@ _WRITTEN = (
         engine=engine("frozen"),
     ),
     Fault(
+        "engine-graph-row",
+        "a graph of several requests replays with another request's row",
+        _e2e("graph.parity"),
+        engine=engine("graph-row"),
+    ),
+    Fault(
         "engine-draft-plan",
         "the draft layer is cut by another plan than the target: each rank holds its neighbour's inputs",
         _e2e("mtp.acceptance"),

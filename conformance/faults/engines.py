@@ -36,7 +36,7 @@ NEEDS: dict[str, frozenset[str]] = {
     "e2e.reference.blocks": frozenset({"blocks"}),
     "e2e.schedule.batch": frozenset({"solo", "batch"}),
     "e2e.schedule.chunked": frozenset({"solo"}),
-    "e2e.graph.parity": frozenset({"solo"}),
+    "e2e.graph.parity": frozenset({"solo", "batch"}),
     "e2e.mtp.acceptance": frozenset(),
     "e2e.mtp.parity": frozenset(),
     "e2e.serving.answers": frozenset(),

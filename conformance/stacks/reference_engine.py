@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Faults that this engine can plant in itself.
 KINDS = (
     *("w2", "neighbour", "w1", "silent", "sink", "nan", "nan-layer", "drop", "shared", "limit", "indexer"),
-    *("one-token", "unsteady", "batch", "cache", "chunk"),
+    *("one-token", "unsteady", "batch", "cache", "chunk", "graph-row"),
     *("draft", "undrafted", "unverified", "frozen"),
 )
 _LARGEST = 1 << 28
@@ -62,7 +62,7 @@ class ReferenceSession:
         answers = []
         for number, prompt in enumerate(prompts):
             known = list(prompt)
-            if self._kind == "batch" and number:
+            if number and (self._kind == "batch" or (self._kind == "graph-row" and self._graph)):
                 known[:2] = prompts[number - 1][:2]
             if self._kind == "cache" and self._cached and self._asked:
                 known[:4] = self._asked[-1][:4]

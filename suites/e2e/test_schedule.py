@@ -51,8 +51,11 @@ def graphs(stack: Stack, context: Context) -> Evidence:
     seen: dict[str, dict[str, float]] = {}
     findings: list[Finding] = []
     tp = measured.sizes[-1]
-    what = f"{measured.name(tp)}, from graphs against eager"
-    compare(measured, what, measured.record(tp).solo, measured.graphed(), seen, findings)
+    alone, batch = measured.graphed()
+    record = measured.record(tp)
+    for how, eager, graphed in (("", record.solo, alone), (", in a batch", record.batch, batch)):
+        what = f"{measured.name(tp)}, from graphs against eager{how}"
+        compare(measured, what, eager, graphed, seen, findings)
     return evidence(measured, findings, _words(seen), seen, bounds(measured.limits.schedule))
 
 
