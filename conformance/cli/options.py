@@ -43,7 +43,11 @@ Against = Annotated[
     str | None, typer.Option(help="What --endpoint is compared with: the URL of another server, or a run folder.")
 ]
 Nightly = Annotated[
-    bool, typer.Option("--nightly", help="Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.")
+    bool,
+    typer.Option(
+        "--nightly",
+        help="Larger and odder batches too (M = 0, 3, 129, 4096), and every size that is captured: minutes on a CPU.",
+    ),
 ]
 Json = Annotated[
     Path | None, typer.Option("--json", help="Write the result as JSON to this file (- for standard output).")

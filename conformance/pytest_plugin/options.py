@@ -39,7 +39,7 @@ _FLAGS = {
     "resume": "Go on with the broken run in --run-dir.",
     "force_shard": "Go round the stack's refusal of the configuration.",
     "checkpoint_bytes": "Compare what is loaded with the bytes of --checkpoint's files.",
-    "nightly": "Larger and odder batches too (M = 0, 3, 129, 4096): minutes on a CPU.",
+    "nightly": "Larger and odder batches too (M = 0, 3, 129, 4096), and every size that is captured: minutes on a CPU.",
     "no_gate": "Run blocked claims all the same.",
 }
 _ALLOW_INCOMPLETE = "Exit with 0 where the verdict is INCOMPLETE."

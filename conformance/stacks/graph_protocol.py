@@ -126,7 +126,8 @@ class GraphedLayer(Protocol):
 
 
 class GraphRunner(Protocol):
-    """`sizes`: the batch sizes that the stack captures, ascending. `words`: how graphs are made here.
+    """`sizes`: batch sizes that the stack captures, ascending. `words`: how graphs are made here. A runner whose stack
+    captures more of them offers `every_size()`: from then on `sizes` are all (by night).
 
     `graph()` is opened with a MoeRequest, `attention_graph()` with an AttendRequest, `layer_graph()` with a
     LayerRequest.

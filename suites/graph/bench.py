@@ -40,6 +40,10 @@ class GraphBench(ABC):
 
     def __init__(self, context: Context):
         self.context, self.runner = context, context.graphs(self.name)
+        #: Those of every day, which are replayed most.
+        self.usual = self.runner.sizes
+        if context.target.nightly and hasattr(self.runner, "every_size"):
+            self.runner.every_size()
         self.findings: list[Finding] = []
         self.compared = 0
 

@@ -58,6 +58,8 @@ def attention_steady(stack: Stack, context: Context) -> Evidence:
 
 
 def _replays(bench: GraphBench, rank: int, tokens: int) -> int:
+    if tokens not in bench.usual:
+        return _FEWEST
     if bench.device.startswith("cuda"):
         return _MANY
     if bench.name != "graph":

@@ -10,6 +10,7 @@ import contextlib
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -144,9 +145,14 @@ RUNNERS = {
 }
 
 
-def _judged(claim, fault=""):
+def _judged(claim, fault="", nightly=False):
     runners = {n: (lambda r=r: FaultyGraphs(r(), FAULTS[fault].graph)) if fault else r for n, r in RUNNERS.items()}
-    context = Context(TARGET, None, None, {"attention": STACK.attention, "moe": STACK.moe, **runners})
+    context = Context(
+        msgspec.structs.replace(TARGET, nightly=nightly),
+        None,
+        None,
+        {"attention": STACK.attention, "moe": STACK.moe, **runners},
+    )
     context.ranks = range(1, 2)
     return evaluate(catalogue.get(claim), STACK, context)
 
@@ -155,6 +161,26 @@ def _judged(claim, fault=""):
 def test_silent(claim):
     assert _judged(claim)[:2] == (Status.PASS, "")
     assert not worker.graphs.held and not worker.layers.held
+
+
+@pytest.mark.parametrize("part", ["moe", "attention"])
+def test_by_night_every_size_that_vllm_captures(monkeypatch, part):
+    """A kernel that is wrong at one of the further sizes alone is seen then, and only then."""
+    monkeypatch.setitem(worker.CALLS, "captured_sizes", lambda lent: [1, 2, 4, 8])
+    claim = f"graph.{part}.capture"
+    status, _, evidence = _judged(claim, nightly=True)
+    assert status is Status.PASS and evidence.measured["sizes"] == [1, 2, 4, 8]
+    assert _judged(f"graph.{part}.fresh", nightly=True)[:2] == (Status.PASS, "")
+    monkeypatch.setattr(Graph, "replay", _wrong_at_eight)
+    assert _judged(f"graph.{part}.fresh")[0] is Status.PASS
+    assert _judged(f"graph.{part}.fresh", nightly=True)[0] is Status.FAIL
+
+
+def _wrong_at_eight(graph):
+    _Recorded.replay(graph)
+    for one in worker.graphs.held.values():
+        if one.graph is graph and len(one.tensors["out"]) == 8:
+            one.tensors["out"][7] += 1
 
 
 @pytest.mark.parametrize(

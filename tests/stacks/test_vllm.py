@@ -5,7 +5,9 @@ What any version must do is asserted for any; numbers of one version, only where
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,16 @@ def cuts(stack: VllmStack, parameter: str, tp: int = 3, **how: Any) -> list[Cut]
         found.append(cut(layer, FLASH, parameter, SHARDS[parameter][-1], expert=1))
         layer.close()
     return found
+
+
+def test_the_sizes_that_vllm_captures_are_its_own() -> None:
+    """`--nightly` captures them; no GPU is needed to ask."""
+    asked = "from conformance.stacks.vllm.worker.graphs import captured_sizes; print('sizes', captured_sizes({}))"
+    path = [os.environ.get("CONFORMANCE_VLLM_SOURCE"), str(Path(__file__).parents[2])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+    told = subprocess.run([PYTHON, "-c", asked], env=environment, capture_output=True, text=True, check=True).stdout
+    sizes = json.loads(told[told.rindex("sizes ") + 6 :])
+    assert sizes == [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 
 
 def test_it_says_who_it_is(info: StackInfo) -> None:

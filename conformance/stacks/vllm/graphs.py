@@ -28,12 +28,19 @@ _SIZES = (1, 8, 16, 64)
 _WORDS = "CUDA graphs in vLLM's worker, captured on a side stream after 3 warm-ups"
 
 
-class VllmAttentionGraphs:
+class _Graphs:
     """See graph_protocol.GraphRunner."""
 
-    sizes = _SIZES
     words = _WORDS
+    sizes: tuple[int, ...] = _SIZES
+    _there: There
 
+    def every_size(self) -> None:
+        """By vLLM's own rule, as a server with its defaults captures on a large GPU."""
+        self.sizes = tuple(self._there.call("captured_sizes"))
+
+
+class VllmAttentionGraphs(_Graphs):
     def __init__(self, worker: VllmWorker, kernel: VllmAttention):
         """Raises NotSupported where vLLM's attention runs on no GPU."""
         _on_a_gpu(kernel)
@@ -43,28 +50,18 @@ class VllmAttentionGraphs:
         return VllmGraphedLayer(self._there, self._there.call("open_attend", **_attending(request)))
 
 
-class VllmMoeGraphs:
-    """See graph_protocol.GraphRunner."""
-
-    sizes = _SIZES
-    words = _WORDS
-
+class VllmMoeGraphs(_Graphs):
     def __init__(self, worker: VllmWorker, kernel: VllmMoe):
         """Raises NotSupported without a GPU."""
         kernel.capabilities()
         self._there, self._kernel = There(worker), kernel
 
     def open(self, request: MoeRequest) -> VllmGraphedLayer:
-        layer, number = _experts(self._there, self._kernel, request)
+        layer, number = _experts(self._there, self._kernel, request, max(self.sizes))
         return VllmGraphedLayer(self._there, number, layer.close)
 
 
-class VllmLayerGraphs:
-    """See graph_protocol.GraphRunner."""
-
-    sizes = _SIZES
-    words = _WORDS
-
+class VllmLayerGraphs(_Graphs):
     def __init__(self, worker: VllmWorker, attention: VllmAttention, moe: VllmMoe):
         """Raises NotSupported where vLLM's attention runs on no GPU, or its output projection does not run."""
         can = _on_a_gpu(attention)
@@ -74,7 +71,7 @@ class VllmLayerGraphs:
 
     def open(self, request: LayerRequest) -> VllmGraphedLayer:
         output = self._attention.output(request.output)
-        experts, warm = _experts(self._there, self._moe, request.moe)
+        experts, warm = _experts(self._there, self._moe, request.moe, max(self.sizes))
         sessions = {"output": output.session, "session": experts.session}
         number = self._there.call("open_decoder", attend=_attending(request.attend), **sessions)
 
@@ -100,14 +97,14 @@ def _attending(request: AttendRequest) -> dict[str, Any]:
     return {"scale": request.scale, **tokens}
 
 
-def _experts(there: There, kernel: VllmMoe, request: MoeRequest) -> tuple[VllmMoeLayer, int]:
-    """The experts' layer, and the number of its call over there, which has run at the largest size."""
+def _experts(there: There, kernel: VllmMoe, request: MoeRequest, most: int) -> tuple[VllmMoeLayer, int]:
+    """The experts' layer, and the number of its call over there, which has run at `most` tokens, the largest size."""
     layer = kernel.open(request)
-    shape = max(_SIZES), min(request.experts, request.geometry.top_k)
+    shape = most, min(request.experts, request.geometry.top_k)
     x = torch.zeros(shape[0], request.geometry.hidden_size, dtype=torch.bfloat16, device="cuda")
     routes = torch.zeros(shape, dtype=torch.int32, device="cuda"), torch.zeros(shape, device="cuda")
-    most = Buffers(x, *routes, torch.zeros_like(x))
-    number: int = there.call("open_experts", most._asdict(), session=layer.session)
+    largest = Buffers(x, *routes, torch.zeros_like(x))
+    number: int = there.call("open_experts", largest._asdict(), session=layer.session)
     return layer, number
 
 

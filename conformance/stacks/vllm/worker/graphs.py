@@ -17,6 +17,8 @@ from .sessions import Table
 _DEVICE = "cuda"
 _WARM_UPS = 3
 _DISTURBING_BYTES = 1 << 28
+#: Requests at a time, and tokens in a step, of `vllm serve` there (`EngineArgs.get_batch_defaults`).
+_SERVED = 1024, 8192
 
 layers = Table("captured call")
 graphs = Table("graph")
@@ -79,6 +81,22 @@ def open_decoder(lent, attend, output, session):
         buffers.out.copy_(moe.apply(opened, x, buffers.ids, buffers.weights))
 
     return layers.add(Layer(step))
+
+
+def captured_sizes(lent):
+    """What vLLM's own rule captures with the defaults of a server on a GPU of 70 GiB and more, ascending."""
+    from types import SimpleNamespace
+
+    from vllm.config import CUDAGraphMode, DeviceConfig, VllmConfig
+
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    config.model_config = SimpleNamespace(enforce_eager=False)
+    config.scheduler_config.max_num_seqs, config.scheduler_config.max_num_batched_tokens = _SERVED
+    chosen = config.compilation_config
+    chosen.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    chosen.cudagraph_capture_sizes = chosen.max_cudagraph_capture_size = None
+    config._set_cudagraph_sizes()
+    return sorted(chosen.cudagraph_capture_sizes)
 
 
 def change(lent, layer, fault):
@@ -196,6 +214,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "open_attend": open_attend,
     "open_experts": open_experts,
     "open_decoder": open_decoder,
+    "captured_sizes": captured_sizes,
     "change": change,
     "eager": eager,
     "warm_up": warm_up,
