@@ -39,11 +39,13 @@ class ReferenceOutput:
         return torch.ldexp(reference_cache.e4m3(codes), power).flatten(-2)
 
     def close(self) -> None:
-        self._a, self._b = (), self._b[:0]
+        self._a, self._b = (), torch.empty(0)
 
 
 def _decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """E4M3 (n, m) with scales of 128 x 128 blocks -> float32."""
-    factors = numerics.scales(scales)
-    row, col = (torch.arange(size, device=codes.device) // _BLOCK for size in codes.shape)
-    return reference_cache.e4m3(codes) * factors[row][:, col]
+    """E4M3 (n, m) with scales of 128 x 128 blocks -> float32, one row of blocks at a time."""
+    made = torch.empty(codes.shape, device=codes.device)
+    column = torch.arange(codes.shape[1], device=codes.device) // _BLOCK
+    for out, part, factors in zip(made.split(_BLOCK), codes.split(_BLOCK), numerics.scales(scales), strict=True):
+        torch.mul(reference_cache.e4m3(part), factors[column], out=out)
+    return made

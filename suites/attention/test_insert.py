@@ -136,7 +136,7 @@ def only(stack: Stack, context: Context) -> Evidence:
     else:
         untouched.view(-1, 1024)[slots] = False
     changed = untouched & (put.data != _UNTOUCHED)
-    bench.compared += int(untouched.sum())
+    bench.compared += int(untouched.count_nonzero())  # `sum` makes eight bytes of each
     if changed.any():
         where = changed.nonzero()[0].tolist()
         bench.find(
