@@ -23,6 +23,8 @@ BF16 = 2.0**-8
 FLUSHED = 2.0**-120
 #: Unit of accumulation where E4M3 is multiplied: SM90's tensor cores keep 14 bits, FP32 takes over every 128 products.
 E4M3_SUM = 2.0**-13
+#: Rows of a weight that are multiplied at a time.
+_ROWS = 256
 
 Probabilities = Literal["float32", "bfloat16"]
 Projection = Literal["bfloat16", "e4m3"]
@@ -116,7 +118,13 @@ def _stored(x: Bounded, projection: Projection) -> Bounded:
 
 
 def _times(x: Bounded, w: torch.Tensor, unit: float) -> Bounded:
-    """x (..., n) times w (..., m, n) transposed. What bounds the error is itself summed in FP32."""
+    """x (..., n) times w (..., m, n) transposed, some rows of w at a time: in FP64 all of them are 100 MB."""
+    found = [_times_some(x, rows, unit) for rows in w.split(_ROWS, -2)]
+    return Bounded(*(torch.cat(parts, -1) for parts in zip(*found, strict=True)))
+
+
+def _times_some(x: Bounded, w: torch.Tensor, unit: float) -> Bounded:
+    """What bounds the error is itself summed in FP32."""
     value, terms = x.value @ w.double().transpose(-1, -2), w.shape[-1]
     size_of = w.float().abs().transpose(-1, -2)
     squares = size_of.square()

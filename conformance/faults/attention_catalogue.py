@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from conformance.faults import attention_contract as contract
 from conformance.faults import attention_reach as reach
+from conformance.faults import attention_small as small
 from conformance.faults.attention_seam import AttentionFault
 
 
@@ -93,6 +94,14 @@ ROWS = (
     Row("select-cut-off", "no more than 256 are selected", "select.set", reach.cut_off),
     Row("slots-wrap", "slots past 2^15 wrap", "insert.bytes insert.only", reach.slots_wrap),
     Row("later-dropped", "tokens past the 128th are not stored", "insert.bytes insert.only", reach.later_dropped),
+    Row("least-amax", "a block's amax counts for 1e-2 at least, not 1e-4", "insert.small", small.least_amax),
+    Row(
+        "least-scale",
+        "a block's scale is 1e-2 at least",
+        "insert.small insert.scales insert.bytes",
+        small.least_scale,
+    ),
+    Row("entries-least-amax", "an entry's amax counts for 1e-2 at least", _COMPRESS, small.entries_least_amax),
     Row(
         "queries-of-a-tile",
         "queries past the 64th have the first ones' positions",

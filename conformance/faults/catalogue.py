@@ -1791,7 +1791,7 @@ _WRITTEN = (
     Fault(
         "attention-scale-nearest",
         "a block's power of two is rounded to the nearest",
-        _attention("insert.bytes"),
+        _attention("insert.bytes", "insert.scales"),
         attention=attention.scale_nearest,
     ),
     Fault(

@@ -8,12 +8,14 @@ rank's part cut off by splitting the tensor into equal pieces.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conformance.errors import NotSupported, StackRefused
 from conformance.stacks.model_protocol import Coded, FromFile, ModelInfo, ModelRequest, Stored
 from conformance.stacks.reference import head_step
+from conformance.stacks.reference_pieces import Memory, Pieces
 
 if TYPE_CHECKING:
     import torch
@@ -255,24 +257,20 @@ class ReferenceModel:
         self._homes, self._rank = layout.homes, request.rank
         stored = {n: Stored(dtype, tuple(shape)) for n, (dtype, shape) in layout.parameters.items()}
         self.info = ModelInfo(stored, "reference", {name: home.parameter for name, home in self._homes.items()})
-        self._data = {n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n, s in stored.items()}
-        for name, data in self._data.items():
-            if name.endswith("attn_sink"):
-                data.fill_(float("-inf"))
+        self._data = {n: Pieces(getattr(torch, s.dtype), s.shape, _rest(n)) for n, s in stored.items()}
+        self._memory = Memory()
 
     def fill(self, value: int) -> None:
-        import torch
-
         for data in self._data.values():
-            data.view(-1).view(torch.uint8).fill_(value)
+            data.fill(value)
 
     def load(self, tensors: list[Coded]) -> None:
-        self._load([(one.name, one.shape, _tensor(one)) for one in tensors])
+        self._load((one.name, one.shape, _tensor(one)) for one in tensors)
 
     def load_files(self, tensors: list[FromFile]) -> None:
-        self._load([(one.name, one.shape, _read(one)) for one in tensors])
+        self._load((one.name, one.shape, _read(one)) for one in tensors)
 
-    def _load(self, tensors: list[tuple[str, tuple[int, ...], torch.Tensor]]) -> None:
+    def _load(self, tensors: Iterable[tuple[str, tuple[int, ...], torch.Tensor]]) -> None:
         missing = dict.fromkeys(self._homes)
         for name, shape, tensor in tensors:
             home = self._homes.get(name)
@@ -288,25 +286,27 @@ class ReferenceModel:
             raise StackRefused(f"missing from the checkpoint: {', '.join(list(missing)[:3])}")
 
     def _place(self, home: Home, tensor: torch.Tensor) -> None:
-        target = self._data[home.parameter]
-        if home.axis is None:
-            target[home.row : home.row + tensor.shape[0]] = tensor
-            return
-        height = home.room if home.axis == 0 else tensor.shape[0]
-        room = target[home.row : home.row + height]
-        room.fill_(float("-inf") if home.parameter.endswith("attn_sink") else 0)
-        pieces = tensor.split(home.pieces, dim=home.axis)
-        if self._rank < len(pieces):
-            piece = pieces[self._rank]
-            room.narrow(home.axis, 0, piece.shape[home.axis]).copy_(piece)
+        """The rank's part. Of a tensor out of a file (that is, of any that no line of codes stands for) a copy."""
+        height = tensor.shape[0]
+        part: torch.Tensor | None = tensor
+        if home.axis is not None:
+            height = home.room if home.axis == 0 else height
+            pieces = tensor.split(home.pieces, dim=home.axis)
+            part = pieces[self._rank] if self._rank < len(pieces) else None
+        if part is not None and 0 not in part.stride():
+            part = part.clone()
+        self._data[home.parameter].write(home.row, home.row + height, part)
 
     def read(self, parameter: str, first: int, last: int) -> torch.Tensor:
-        import torch
-
-        return self._data[parameter].view(-1).view(torch.uint8)[first:last]
+        return self._data[parameter].read(first, last, self._memory)
 
     def close(self) -> None:
         self._data.clear()
+
+
+def _rest(parameter: str) -> int | float:
+    """What a parameter holds where no tensor reaches."""
+    return -math.inf if parameter.endswith("attn_sink") else 0
 
 
 def _tensor(one: Coded) -> torch.Tensor:

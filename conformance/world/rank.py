@@ -20,6 +20,7 @@ from conformance.provenance.loaded import LoadedMaps
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import Stack, StackOptions
 from conformance.target import Target
+from conformance.world import memory
 from conformance.world.member import Member
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def call(function: str, setup: bytes, arguments: dict[str, Any]) -> tuple[str, A
         return "ok", rank_function(_Rank.member, **arguments)
     except StackError as error:
         return type(error).__name__, one_line(error)
+    finally:
+        memory.given_back()
 
 
 def leave() -> None:

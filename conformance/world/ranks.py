@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from conformance.stacks.protocols import StackOptions
+from conformance.world import memory
 from conformance.world.member import Member
 from conformance.world.processes import Processes
 
@@ -62,6 +63,7 @@ class Together:
 
         c = self._context
         maps = c.maps if self._weights else None
+        memory.given_back()
         setup = msgspec.json.encode(Setup(c.target, self._stack, self._options, maps, c.fault))
         return self._processes.each(function, setup, arguments)
 

@@ -25,9 +25,9 @@ class Weights(NamedTuple):
     wo_b_scale: torch.Tensor
 
     def decoded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """FP64."""
-        a, b = self.wo_a, self.wo_b
-        return attention_output.fp8_blocks(a, self.wo_a_scale), attention_output.fp8_blocks(b, self.wo_b_scale)
+        """FP32, which holds them exactly."""
+        a, b = (self.wo_a, self.wo_a_scale), (self.wo_b, self.wo_b_scale)
+        return attention_output.fp8_blocks(*a, torch.float32), attention_output.fp8_blocks(*b, torch.float32)
 
 
 class Group(Protocol):

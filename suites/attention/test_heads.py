@@ -14,6 +14,7 @@ from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from suites.attention import random_scenes
 from suites.attention.bench import Bench
+from suites.attention.scene import Scene
 
 
 @claim("attention.heads.padded")
@@ -82,6 +83,17 @@ def _emptied(sparse: Sparse) -> Sparse:
     return sparse._replace(slots=torch.full_like(sparse.slots, -1), lengths=lengths.to(sparse.lengths.dtype))
 
 
+def _means(one: Scene) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of what each token sees: how many (T,), their mean and the mean of their sizes (T, 1, D), FP64."""
+    found = []
+    for token in range(len(one.positions)):  # all at once are 100 MB
+        values, valid = one.seen(slice(token, token + 1))
+        seen = values[valid]
+        found.append((valid.sum(1), seen.mean(0)[None, None], seen.abs().mean(0)[None, None]))
+    counts, mean, size = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return counts, mean, size
+
+
 @claim("attention.sink.weight")
 def sink(stack: Stack, context: Context) -> Evidence:
     """With zero queries each of n tokens weighs 1 / (n + exp(sink)): sinks of -inf and 1000 give the mean of the
@@ -94,10 +106,7 @@ def sink(stack: Stack, context: Context) -> Evidence:
         for phase in bench.can.phases:
             one = random_scenes.made(bench, ratio, phase)
             call = bench.call(one, context.ranks[0], phase)
-            values, valid = one.seen(slice(None))
-            counts = valid.sum(1)
-            mean = ((values * valid[..., None]).sum(1) / counts[:, None])[:, None]
-            size = ((values.abs() * valid[..., None]).sum(1) / counts[:, None])[:, None]
+            counts, mean, size = _means(one)
             n = int(counts.median())
             for name, value in (("-inf", -math.inf), (f"log {n}", math.log(n)), ("1000", 1000.0)):
                 sinks = torch.full_like(call.sinks, value)

@@ -57,6 +57,33 @@ def _blocks(bench: Bench, number: int) -> torch.Tensor:
     return kv
 
 
+def _small(bench: Bench, number: int) -> torch.Tensor:
+    """(83, 512) float32: blocks whose largest element is (nearly) nothing, and, from the least that an amax counts for
+    to where one of 1e-4 as a scale ends, 448 2^n and one BF16 step below and above it."""
+    kv = torch.randn(83, D, generator=bench.rng(number))
+    blocks = kv[:, :_NOPE].view(83, 7, _BLOCK)
+    amax = torch.tensor([0.0, 1e-8, 9e-5, 1e-4, 1.1e-4, 0.0272, 0.0274]).repeat(56, 1)
+    power = torch.arange(-22, -13)
+    steps = torch.tensor([1, 1 - 2.0**-8, 1 + 2.0**-7])
+    between = (448.0 * torch.exp2(power.float()) * steps[:, None]).flatten()[:, None].repeat(1, 7)
+    blocks *= (torch.cat((amax, between)) / blocks.abs().amax(2))[..., None]
+    # The largest is what it is meant to be, however the others were rounded.
+    blocks[56:] *= 0.99
+    blocks[56:, :, 5] = between
+    return kv
+
+
+def _compare_scales(
+    bench: Bench, put: _Inserted, what: str
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """(data, scales) that are due for what was kept, and those that are stored."""
+    due = attention_cache.encode(put.due[put.kept], bench.can.small_blocks)
+    got = attention_cache.rows(put.data, put.slots[put.kept], put.tokens)
+    words = "a block's power of two is another"
+    bench.compare(f"{what}, scales", got[1][:, :7], due[1][:, :7], words, None, "block")
+    return due, got
+
+
 def _compare_bytes(bench: Bench, put: _Inserted, what: str) -> None:
     if not put.fp8:
         got = attention_cache.read(put.data, put.slots[put.kept], put.tokens, False)[:, :_NOPE]
@@ -64,11 +91,7 @@ def _compare_bytes(bench: Bench, put: _Inserted, what: str) -> None:
             what, got.float(), put.kv[put.kept, :_NOPE].float(), "stored BF16 is not what was given", None, "channel"
         )
         return
-    due = attention_cache.encode(put.due[put.kept], bench.can.small_blocks)
-    got_rows, got_scales = attention_cache.rows(put.data, put.slots[put.kept], put.tokens)
-    bench.compare(
-        f"{what}, scales", got_scales[:, :7], due[1][:, :7], "a block's power of two is another", None, "block"
-    )
+    due, (got_rows, got_scales) = _compare_scales(bench, put, what)
     same = (got_scales[:, :7] == due[1][:, :7]).repeat_interleave(_BLOCK, 1)
     codes, right = got_rows[:, :_NOPE], due[0][:, :_NOPE]
     # The sign of a zero is free.
@@ -100,13 +123,9 @@ def inserted(stack: Stack, context: Context) -> Evidence:
 
 @claim("attention.insert.small")
 def small(stack: Stack, context: Context) -> Evidence:
-    """Blocks of (nearly) nothing: amax 0, 1e-8, 1e-4, 0.0273. Their scale has a least value, and no block is NaN."""
+    """Blocks of (nearly) nothing: amax 0, 1e-8, 1e-4, on to 0.0273. Their scale has a least value, no block is NaN."""
     bench = Bench(context, "insert")
-    kv = torch.randn(56, D, generator=bench.rng(13))
-    blocks = kv[:, :_NOPE].view(56, 7, _BLOCK)
-    amax = torch.tensor([0.0, 1e-8, 9e-5, 1e-4, 1.1e-4, 0.0272, 0.0274])
-    blocks *= (amax.repeat(56, 1) / blocks.abs().amax(2))[..., None]
-    _compare_bytes(bench, _Inserted(bench, kv, 14), "small blocks")
+    _compare_bytes(bench, _Inserted(bench, _small(bench, 13), 14), "small blocks")
     rule = bench.can.small_blocks
     notes = (
         []
@@ -118,6 +137,17 @@ def small(stack: Stack, context: Context) -> Evidence:
     return bench.evidence(
         "small blocks have the scale that is declared", f"bytes, least {rule}", {"rule": rule}, notes=notes
     )
+
+
+@claim("attention.insert.scales")
+def scaled(stack: Stack, context: Context) -> Evidence:
+    """The scales alone, of blocks of all magnitudes: a kernel whose codes are wrong may have them right."""
+    bench = Bench(context, "insert")
+    for kv, what in ((_blocks(bench, 17), "blocks of amax 448 x 2^n"), (_small(bench, 18), "small blocks")):
+        put = _Inserted(bench, kv, 19)
+        (_compare_scales if put.fp8 else _compare_bytes)(bench, put, what)
+    rule = bench.can.small_blocks
+    return bench.evidence("scales follow from their blocks' amax", f"bytes, least {rule}", {"rule": rule})
 
 
 @claim("attention.insert.only")
@@ -136,7 +166,7 @@ def only(stack: Stack, context: Context) -> Evidence:
     else:
         untouched.view(-1, 1024)[slots] = False
     changed = untouched & (put.data != _UNTOUCHED)
-    bench.compared += int(untouched.sum())
+    bench.compared += int(untouched.count_nonzero())  # `sum` makes eight bytes of each
     if changed.any():
         where = changed.nonzero()[0].tolist()
         bench.find(
