@@ -16,7 +16,7 @@ from conformance.faults.prepare import FaultyPreparation, FaultySelection
 from conformance.stacks.parts import Parts
 
 if TYPE_CHECKING:
-    from conformance.faults.catalogue import Fault
+    from conformance.faults.fault import Fault
 
 
 def planted_parts(offers: Parts, fault: Fault, rank: int | None = None) -> dict[str, Callable[..., Any]]:

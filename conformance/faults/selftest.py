@@ -18,8 +18,9 @@ from conformance.checkpoint.folder import Files
 from conformance.context import Context
 from conformance.e2e.replies import SERVING
 from conformance.errors import NotSupported, nearest
-from conformance.faults.catalogue import FAULTS, Fault
+from conformance.faults.catalogue import FAULTS
 from conformance.faults.engines import needed
+from conformance.faults.fault import Fault
 from conformance.faults.parts import planted_parts
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner

@@ -1,0 +1,1 @@
+"""Faults by the layer whose claims must catch them, a file each: `FAULTS`."""
