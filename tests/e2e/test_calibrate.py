@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,5 +65,10 @@ def test_one_largest_gap_for_all_kinds_of_pairs():
 
 
 def test_every_limit_that_is_shipped_says_what_it_comes_from():
+    """Two checkpoints at least, against full precision at every size, and a loader run at each size above 1."""
     for one in limits.known(limits._OWN):
-        assert len(one.loader) == 2 and len(one.pairs) >= 12, one.words
+        sizes = set(re.findall(r"TP(\d+)", " ".join(one.pairs)))
+        assert len({pair.partition(":")[0] for pair in one.pairs}) >= 2, one.words
+        alone = {tuple(re.findall(r"^(.*): TP(\d+) batched", pair)) for pair in one.pairs} - {()}
+        assert {size for found in alone for _, size in found} == sizes
+        assert {found.partition(":")[0] for found in one.loader} == {f"TP{size}" for size in sizes - {"1"}}
