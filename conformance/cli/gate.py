@@ -28,7 +28,7 @@ def gate(
     geometry: options.Geometry = "deepseek-v4-flash",
     tp: options.Tp = "3",
     backend: options.Backend = None,
-    layers: options.Layers = "",
+    layers: options.Layers = None,
     policy: Annotated[str, typer.Option(help="full, audit or release.")] = "full",
     run_dir: Annotated[str | None, typer.Option(help="Run folder; default: runs/TIME-PROFILE-STACK.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the broken run in --run-dir.")] = False,
@@ -55,7 +55,6 @@ def gate(
 
     Exit code 0 GO, 1 NO-GO, 2 the call is wrong, 3 INCOMPLETE.
     """
-    from conformance import catalogue
     from conformance.gate.gate import run_gate
     from conformance.gate.settings import Settings, resolve
     from conformance.gate.verdict import EXIT
@@ -72,7 +71,7 @@ def gate(
         geometry=geometry,
         tp=tp,
         backend=backend,
-        layers=layers,
+        layers=_named(layers),
         policy=policy,
         run_dir=run_dir,
         resume=resume,
@@ -92,8 +91,8 @@ def gate(
         against=against,
         nightly=nightly,
     )
-    selected = {found for name in claim for found in catalogue.named(name)} if claim else None
     run = resolve(settings)
+    selected = _selected(claim, run.layers) if claim else None
     if selected is not None and run.policy.release:
         raise UsageError(f"policy {policy} refuses --claim: it judges the whole scope")
     terminal = Terminal(to_stderr=str(json) == "-")
@@ -108,6 +107,26 @@ def gate(
             raise typer.Exit(code or 3)
         code = subprocess.run(launch, check=False).returncode
     raise typer.Exit(code)
+
+
+def _named(layers: str | None) -> str:
+    """None: all of them. Raises UsageError for an empty name, which a variable that is not set would give."""
+    if layers is not None and not layers.strip():
+        raise UsageError("--layers is empty: name a layer, or leave it out for all of them")
+    return layers or ""
+
+
+def _selected(claims: list[str], layers: tuple[str, ...]) -> set[str]:
+    """Raises UsageError for a name or pattern that names no claim, or none of the layers that run."""
+    from conformance import catalogue
+
+    chosen = set[str]()
+    for name in claims:
+        found = {one for one in catalogue.named(name) if catalogue.get(one).layer in layers}
+        if not found:
+            raise UsageError(f"--claim {name} is outside of --layers {','.join(layers)}")
+        chosen |= found
+    return chosen
 
 
 def _command(then: str | None) -> list[str]:

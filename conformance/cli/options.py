@@ -19,7 +19,7 @@ Stack = Annotated[str | None, typer.Option(help="Stack under test, or LAYER=STAC
 Geometry = Annotated[str, typer.Option(help="Embedded geometry, or the path of a config.json.")]
 Tp = Annotated[str, typer.Option(help="Tensor-parallel size; with --layers e2e several, as in 2,3.")]
 Backend = Annotated[str | None, typer.Option(help="MoE backend; default: the profile's.")]
-Layers = Annotated[str, typer.Option(help="Comma-separated layers; makes the scope partial.")]
+Layers = Annotated[str | None, typer.Option(help="Comma-separated layers; makes the scope partial.")]
 VllmPython = Annotated[str | None, typer.Option(help="Interpreter that holds the vLLM to test; default: this one.")]
 VllmSource = Annotated[str | None, typer.Option(help="vLLM source checkout, put first on that interpreter's path.")]
 Python = Annotated[

@@ -70,12 +70,24 @@ def measured(
     config = json.loads((folder / "config.json").read_text())
     if target.endpoint:
         return _of_servers(stack, target, folder, config, kept)
-    device = "reference stack" if reference else hardware_profiles.found()[1] if hardware_profiles.found()[0] else "CPU"
+    profile, words = hardware_profiles.found()
+    if not reference and target.capability and not target.planting:
+        _check_the_gpu(target.capability, profile, words)
+    device = "reference stack" if reference else words if profile else "CPU"
     plan = Plan(
         *(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts),
         drafting=small_drafting() if reference and not config.get("num_nextn_predict_layers") else None,
     )
     return Measured(plan, stack.engine, stack.info().version)
+
+
+def _check_the_gpu(capability: tuple[int, int], profile: str | None, words: str) -> None:
+    """Raises NotSupported where engines here would be no evidence about the profile's GPU."""
+    if profile is None or hardware_profiles.load(profile).capability != capability:
+        raise NotSupported(
+            f"the profile is of a GPU of capability {capability[0]}.{capability[1]}; here: {words}. Run it where that "
+            "GPU is, or judge this machine's CPU with --profile cpu"
+        )
 
 
 def _of_servers(stack: Stack, target: Target, folder: Path, config: dict[str, Any], kept: Path | None) -> Measured:

@@ -17,8 +17,10 @@ def opening(run: Resolved) -> str:
     """What is judged, in one line."""
     t = run.target
     emulating = f", emulating {run.settings.emulate}" if run.settings.emulate else ""
+    sizes = t.sizes if run.layers == ("e2e",) else (t.tp,)
+    size = "servers that are up" if t.endpoint else f"TP{', TP'.join(map(str, sizes))}"
     return (
-        f"{t.geometry.name} at TP{t.tp}, profile {run.profile.name}{emulating}, "
+        f"{t.geometry.name} at {size}, profile {run.profile.name}{emulating}, "
         f"stack {run.stack_words}, MoE backend {t.backend}"
     )
 

@@ -48,8 +48,7 @@ def plans_on_host() -> bool:
 
 
 def real() -> AttentionLibrary:
-    from flashinfer import mla
-
+    mla = library.imported("flashinfer.mla")
     sparse = getattr(mla, "trtllm_batch_decode_sparse_mla_dsv4", _lacking)
     return AttentionLibrary(mla.BatchMLAPagedAttentionWrapper, sparse)
 

@@ -7,12 +7,16 @@ the dtype and shape that the function documents.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from enum import Enum
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
+from conformance.errors import StackMissing
 from conformance.stacks.protocols import MoeCall, TensorInfo
 
 Function = Callable[..., Any]
@@ -27,10 +31,20 @@ class Library(NamedTuple):
     interleave_scales: Function
 
 
-def real() -> Library:
-    import flashinfer
-    from flashinfer import fused_moe
+def imported(name: str) -> ModuleType:
+    """A module of FlashInfer. Raises StackMissing where there is none in the interpreter that runs its kernels."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise StackMissing(
+            f"{name} is not importable in {sys.executable}: {error}; pip install flashinfer-python there (the "
+            "interpreter of --python serves quantisers alone)"
+        ) from None
 
+
+def real() -> Library:
+    """Raises StackMissing without FlashInfer."""
+    flashinfer, fused_moe = imported("flashinfer"), imported("flashinfer.fused_moe")
     return Library(
         fused_moe.cutlass_fused_moe,
         flashinfer.mxfp8_quantize,

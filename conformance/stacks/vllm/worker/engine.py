@@ -1,5 +1,6 @@
 """A whole vLLM engine in this worker: started, asked, ended. The plug-in goes into every process that vLLM starts."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ _PLUGIN = "conformance_vllm_plugin"
 #: The end of a rank's traceback in the log, and how far back it is looked for.
 _RAISED = re.compile(r"^\(Worker[^)]*\) ERROR [^\]]*\] (\w*(?:Error|Exception): .*)$", re.MULTILINE)
 _LOG_BYTES = 1 << 16
+_DIED = re.compile(r"(Worker proc \S+ died unexpectedly \(exit code: [^)]*\))")
 #: The running engine and its trace folder.
 RUNNING: dict[str, Any] = {}
 #: Request -> the tokens that each step computed, of the last `generate`.
@@ -75,14 +77,30 @@ def _check_without_a_gpu(settings):
 def _root_cause(error):
     """vLLM's ranks say what went wrong in the log alone; the exception here says no more than that something did."""
     words = stacks_words(error)
+    first = next((line for line in _RAISED.findall(_logged()) if "root cause" not in line), "")
+    return f"{first} (as a rank has it in the log; {words[:80]})" if first else words
+
+
+def _logged():
+    """The end of this process's log."""
     try:
         with open("/proc/self/fd/2", "rb") as log:  # noqa: PTH123
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
-            found = _RAISED.findall(log.read().decode(errors="replace"))
+            return log.read().decode(errors="replace")
     except OSError:
-        return words
-    first = next((line for line in found if "root cause" not in line), "")
-    return f"{first} (as a rank has it in the log; {words[:80]})" if first else words
+        return ""
+
+
+@contextlib.contextmanager
+def _asking():
+    """What a dead rank leaves vLLM to say (`cancelled`) comes with how it ended: minus the signal, if one ended it."""
+    try:
+        yield
+    except Exception as error:
+        if ended := _DIED.findall(_logged()):
+            words = f"{ended[-1]}: killed from outside, or out of memory? ({stacks_words(error)})"
+            raise RuntimeError(words) from error
+        raise
 
 
 def _watch_schedule(llm):
@@ -130,7 +148,8 @@ def generate(prompts, tokens, top):
 
     STEPS.clear()
     how = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, logprobs=top, detokenize=False)
-    answers = RUNNING["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
+    with _asking():
+        answers = RUNNING["llm"].generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
     return [
         (
             list(a.outputs[0].token_ids),
@@ -148,7 +167,8 @@ def score(sequence, top):
     from vllm import SamplingParams
 
     how = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=top, detokenize=False)
-    (answer,) = RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+    with _asking():
+        (answer,) = RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
     return _packed(answer.prompt_logprobs[1:], top)
 
 
@@ -162,7 +182,8 @@ def trace(sequence):
     (folder / "on").touch()
     try:
         how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
+        with _asking():
+            RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
     finally:
         (folder / "on").unlink()
     return str(folder)

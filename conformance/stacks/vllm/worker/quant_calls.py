@@ -106,7 +106,8 @@ def _flashinfer(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Missing(f"{name} is not importable beside this vLLM: {stacks_words(error)}") from error
+        words = f"{name} is not importable beside this vLLM: {stacks_words(error)}"
+        raise Unsupported(f"{words}; pip install flashinfer-python there") from error
 
 
 def _quantised(input, input_global_scale, is_sf_swizzled_layout=True, backend="none", padded_n=None):
