@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,7 +17,15 @@ from conformance.e2e.limits import Limits
 from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
 from conformance.e2e.record import About, Record, load
 from conformance.e2e.replies import SERVING, spoilt
-from conformance.errors import NotSupported, StackError, StackRefused, UsageError
+from conformance.errors import (
+    AdapterError,
+    NotSupported,
+    StackCrashed,
+    StackError,
+    StackRefused,
+    StackTimeout,
+    UsageError,
+)
 from conformance.needs import LARGEST_REFERENCE
 from conformance.stacks.engine_protocol import Answer, Drafts, Engine, EngineRequest, EngineSession
 
@@ -71,6 +80,16 @@ class Plan:
         self.kept, self.limits_file = kept, limits_file
         self.faults, self.clean, self.parts = faults or {}, clean, parts
         self.names, self.against, self.drafting = names or {}, against, drafting or folder
+
+
+def _of_the_dead(code: int | None, silence: StackTimeout) -> StackError:
+    """A server that is silent because it has ended by itself crashed; one that was killed proves nothing."""
+    if code is None:
+        return silence
+    words = f"the server ended with exit status {code} while it was asked ({silence})"
+    if code == -signal.SIGKILL:
+        return AdapterError(f"{words}; killed from outside (out of memory?)")
+    return StackCrashed(words)
 
 
 class Measured:
@@ -206,6 +225,8 @@ class Measured:
             most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
             client = Client(server.url, server.model)
             return client.everything(self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1)
+        except StackTimeout as silence:
+            raise _of_the_dead(server.ended(), silence) from None
         finally:
             server.close()
 

@@ -49,6 +49,9 @@ class Up(NamedTuple):
     model: str
     context: int
 
+    def ended(self) -> int | None:
+        return None  # its process is not ours to see
+
     def close(self) -> str:
         return ""
 

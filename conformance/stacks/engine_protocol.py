@@ -90,6 +90,9 @@ class Served(Protocol):
     model: str
     context: int
 
+    def ended(self) -> int | None:
+        """The exit status of a server that has ended (minus a signal's number), None while it runs."""
+
     def close(self) -> str:
         """As EngineSession.close."""
 

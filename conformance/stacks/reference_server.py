@@ -80,6 +80,9 @@ class ReferenceServer:
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
+    def ended(self) -> int | None:
+        return None  # it lives in this process
+
     def close(self) -> str:
         self._http.shutdown()
         self._http.server_close()

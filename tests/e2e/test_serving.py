@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from conformance.e2e import opening
 from conformance.e2e.client import Client, turns
-from conformance.errors import StackTimeout
+from conformance.e2e.measured import Measured, Plan
+from conformance.errors import AdapterError, StackCrashed, StackTimeout
 from conformance.stacks.engine_protocol import EngineRequest
 from conformance.stacks.reference_server import ReferenceServer
 from suites.e2e.test_serving import _wrong
@@ -98,6 +100,18 @@ def test_a_server_that_keeps_silent_is_no_answer_and_no_fault(monkeypatch, liar)
     monkeypatch.setattr(Liar, "do_GET", lambda self: time.sleep(0.3))
     with pytest.raises(StackTimeout, match=r"no answer to a prompt of 2 tokens within 0.05 s"):
         Client(liar, "m").everything([[5, 6]], 1, loads=(2,), seconds=60.0, overlong=65)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(None, StackTimeout), (-9, AdapterError), (-11, StackCrashed)])
+def test_a_silent_server_that_has_ended_crashed_unless_it_was_killed(monkeypatch, liar, code, kind):
+    monkeypatch.setattr("conformance.e2e.client._SECONDS", 0.05)
+    monkeypatch.setattr(Liar, "do_GET", lambda self: time.sleep(0.3))
+    served = SimpleNamespace(url=liar, model="m", context=64, ended=lambda: code, close=lambda: "")
+    folder = opening.small()
+    plan = Plan(folder, json.loads((folder / "config.json").read_text()), (2, 3), "reference", "reference stack")
+    measured = Measured(plan, lambda: SimpleNamespace(serve=lambda request: served), "0")
+    with pytest.raises(kind, match="no answer to a prompt" if code is None else f"exit status {code}"):
+        measured.served()
 
 
 @pytest.mark.parametrize(("at_once", "numbers"), [(8, [0, 1, 2, 3, 4] * 2), (32, [*[0, 1, 2] * 10, 0, 1])])

@@ -106,6 +106,10 @@ class VllmServer:
             raise
         self.url = f"http://127.0.0.1:{port}"
 
+    def ended(self) -> int | None:
+        code: int | None = self._worker.call("serving_ended")
+        return code
+
     def close(self) -> str:
         try:
             if self._worker.alive:

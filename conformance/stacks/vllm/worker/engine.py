@@ -224,6 +224,10 @@ def serve(**request):
     return serving.serve(**request)
 
 
+def serving_ended():
+    return RUNNING["server"].poll()
+
+
 def stop():
     from . import serving
 
@@ -232,6 +236,7 @@ def stop():
 
 CALLS = {
     "serve": serve,
+    "serving_ended": serving_ended,
     "stop": stop,
     "open_engine": open_engine,
     "generate": generate,
