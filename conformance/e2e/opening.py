@@ -58,7 +58,8 @@ def measured(
     clean: Measured | None = None,
     parts: frozenset[str] = PARTS,
 ) -> Measured:
-    """Raises NotSupported where the stack has no engine, StackMissing (not run) where a real one is given no model."""
+    """Raises NotSupported where the stack has no engine or the limits that were named do not fit, StackMissing (not
+    run) where a real one is given no model."""
     if not hasattr(stack, "engine"):
         raise NotSupported(f"the stack {stack.name} offers no engine to this harness (no `engine()`)")
     reference = stack.name == "reference"
@@ -78,7 +79,10 @@ def measured(
         *(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts),
         drafting=small_drafting() if reference and not config.get("num_nextn_predict_layers") else None,
     )
-    return Measured(plan, stack.engine, stack.info().version)
+    found = Measured(plan, stack.engine, stack.info().version)
+    if target.limits:
+        _ = found.limits  # those that were named must fit, before minutes are spent
+    return found
 
 
 def _check_the_gpu(capability: tuple[int, int], profile: str | None, words: str) -> None:
