@@ -127,7 +127,7 @@ class GraphedLayer(Protocol):
 
 class GraphRunner(Protocol):
     """`sizes`: batch sizes that the stack captures, ascending. `words`: how graphs are made here. A runner whose stack
-    captures more of them offers `every_size()`: from then on `sizes` are all (by night).
+    captures more of them offers `every_size()`, all of them (by night): what is opened after that takes the largest.
 
     `graph()` is opened with a MoeRequest, `attention_graph()` with an AttendRequest, `layer_graph()` with a
     LayerRequest.

@@ -47,8 +47,8 @@ class _Sized:
     words = _WORDS
     sizes: tuple[int, ...] = _ATTENTION_SIZES
 
-    def every_size(self) -> None:
-        self.sizes = _EVERY
+    def every_size(self) -> tuple[int, ...]:
+        return _EVERY
 
 
 class ReferenceGraphs(_Sized):

@@ -40,10 +40,9 @@ class GraphBench(ABC):
 
     def __init__(self, context: Context):
         self.context, self.runner = context, context.graphs(self.name)
-        #: Those of every day, which are replayed most.
-        self.usual = self.runner.sizes
+        self.sizes: tuple[int, ...] = self.runner.sizes
         if context.target.nightly and hasattr(self.runner, "every_size"):
-            self.runner.every_size()
+            self.sizes = context.once(f"every size of {self.name}", self.runner.every_size)
         self.findings: list[Finding] = []
         self.compared = 0
 
@@ -73,10 +72,6 @@ class GraphBench(ABC):
     def mattering(self, rank: int) -> list[str]:
         """Inputs that must move the rank's output."""
         return [name for name in self.kind._fields if name != "out"]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.runner.sizes
 
     @contextmanager
     def layer(self, rank: int) -> Iterator[GraphedLayer]:

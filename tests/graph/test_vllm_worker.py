@@ -32,6 +32,8 @@ from conformance.stacks.vllm.graphs import VllmAttentionGraphs, VllmCaptured, Vl
 from conformance.stacks.vllm.worker import graphs as worker
 from conformance.stacks.vllm.worker.problems import Refused
 from conformance.target import Target
+from suites.graph import test_replay
+from suites.graph.bench import MoeGraphBench
 
 TARGET = Target(geometry.load("deepseek-v4-tiny"), 3, "flashinfer_cutlass", None, None, (128,), (128,))
 STACK = ReferenceStack(StackOptions(arithmetic="bf16", head_paddings=(16, 64)))
@@ -174,6 +176,15 @@ def test_by_night_every_size_that_vllm_captures(monkeypatch, part):
     monkeypatch.setattr(Graph, "replay", _wrong_at_eight)
     assert _judged(f"graph.{part}.fresh")[0] is Status.PASS
     assert _judged(f"graph.{part}.fresh", nightly=True)[0] is Status.FAIL
+
+
+def test_by_night_the_list_is_asked_for_once_and_what_it_adds_is_replayed_least(monkeypatch):
+    asked = []
+    monkeypatch.setitem(worker.CALLS, "captured_sizes", lambda lent: asked.append(1) or [1, 2, 4, 8])
+    context = Context(msgspec.structs.replace(TARGET, nightly=True), None, None, {"moe": STACK.moe, **RUNNERS})
+    first, second = MoeGraphBench(context), MoeGraphBench(context)
+    assert first.sizes == second.sizes == (1, 2, 4, 8) and asked == [1]
+    assert [test_replay._replays(second, 1, tokens) for tokens in second.sizes] == [10, 4, 10, 4]
 
 
 def _wrong_at_eight(graph):

@@ -34,10 +34,14 @@ class _Graphs:
     words = _WORDS
     sizes: tuple[int, ...] = _SIZES
     _there: There
+    #: What the experts are warmed up for: 0 is the largest of `sizes`.
+    _most = 0
 
-    def every_size(self) -> None:
+    def every_size(self) -> tuple[int, ...]:
         """By vLLM's own rule, as a server with its defaults captures on a large GPU."""
-        self.sizes = tuple(self._there.call("captured_sizes"))
+        found = tuple(self._there.call("captured_sizes"))
+        self._most = max(found)
+        return found
 
 
 class VllmAttentionGraphs(_Graphs):
@@ -57,7 +61,7 @@ class VllmMoeGraphs(_Graphs):
         self._there, self._kernel = There(worker), kernel
 
     def open(self, request: MoeRequest) -> VllmGraphedLayer:
-        layer, number = _experts(self._there, self._kernel, request, max(self.sizes))
+        layer, number = _experts(self._there, self._kernel, request, self._most or max(self.sizes))
         return VllmGraphedLayer(self._there, number, layer.close)
 
 
@@ -71,7 +75,7 @@ class VllmLayerGraphs(_Graphs):
 
     def open(self, request: LayerRequest) -> VllmGraphedLayer:
         output = self._attention.output(request.output)
-        experts, warm = _experts(self._there, self._moe, request.moe, max(self.sizes))
+        experts, warm = _experts(self._there, self._moe, request.moe, self._most or max(self.sizes))
         sessions = {"output": output.session, "session": experts.session}
         number = self._there.call("open_decoder", attend=_attending(request.attend), **sessions)
 
