@@ -71,7 +71,7 @@ def gate(
         geometry=geometry,
         tp=tp,
         backend=backend,
-        layers=_named(layers),
+        layers=layers,
         policy=policy,
         run_dir=run_dir,
         resume=resume,
@@ -107,13 +107,6 @@ def gate(
             raise typer.Exit(code or 3)
         code = subprocess.run(launch, check=False).returncode
     raise typer.Exit(code)
-
-
-def _named(layers: str | None) -> str:
-    """None: all of them. Raises UsageError for an empty name, which a variable that is not set would give."""
-    if layers is not None and not layers.strip():
-        raise UsageError("--layers is empty: name a layer, or leave it out for all of them")
-    return layers or ""
 
 
 def _selected(claims: list[str], layers: tuple[str, ...]) -> set[str]:

@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     geometry: str = DEFAULT_GEOMETRY
     tp: str = str(DEFAULT_TP)
     backend: str | None = None
-    layers: str = ""
+    layers: str | None = None
     policy: str = "full"
     run_dir: str | None = None
     resume: bool = False
@@ -115,7 +115,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     policy = policies().get(settings.policy)
     if policy is None:
         raise nearest(settings.policy, policies(), "policy")
-    layers = catalogue.check_layers(_layers(settings.layers)) if settings.layers else catalogue.LAYERS
+    layers = catalogue.LAYERS if settings.layers is None else catalogue.check_layers(_layers(settings.layers))
     stacks = {layer: name for layer, name in _stacks(settings, profile).items() if layer in layers}
     if "reference" in stacks.values() and profile.capability is not None:
         raise UsageError(
@@ -214,7 +214,7 @@ def _endpoint(settings: Settings) -> Settings:
         raise UsageError("--against is the same server as --endpoint: it would be compared with itself")
     if settings.stack or settings.vllm_python or settings.vllm_source:
         raise UsageError("--endpoint judges a server that is up: leave --stack, --vllm-python and --vllm-source out")
-    if settings.layers not in ("", "e2e"):
+    if settings.layers not in (None, "e2e"):
         raise UsageError(f"--endpoint is judged in layer e2e alone; --layers is {short(settings.layers)}")
     if not settings.model:
         raise UsageError("--endpoint needs --model DIR: the checkpoint that the server serves (prompts and limits)")
@@ -334,7 +334,9 @@ def _required(profile: Profile, policy: Policy, stacks: dict[str, str], tp: int,
 
 
 def _layers(text: str) -> list[str]:
-    """Raises UsageError where a name is empty: what was meant there is not known."""
+    """Raises UsageError where a name is empty: what was meant there, or by a variable that is not set, is not known."""
+    if not text.strip():
+        raise UsageError("--layers is empty: name a layer, or leave it out for all of them")
     found = [part.strip() for part in text.split(",")]
     if not all(found):
         one = f"one of {', '.join(catalogue.LAYERS)}"

@@ -58,8 +58,8 @@ class Asked:
 
     def __init__(self, config: pytest.Config):
         found = {field: config.getoption(_dest(field)) for field in (*_VALUES, *_FLAGS)}
-        #: Fields of Settings as given.
-        self.given = {field: value for field, value in found.items() if value}
+        #: Fields of Settings as given, empty values too.
+        self.given = {field: value for field, value in found.items() if value not in (None, False)}
         self.allow_incomplete: bool = config.getoption(_dest("allow_incomplete"))
         self._markers: str = config.getoption("markexpr", "").strip()
         self._keywords: str = config.getoption("keyword", "").strip()

@@ -16,6 +16,7 @@ pytest_plugins = ["pytester"]
     ("call", "words"),
     [
         (["--profile", "sm12"], "unknown profile 'sm12'; nearest: sm12"),
+        (["--layers="], "--layers is empty: name a layer"),
         (["--layers", "plan,loder"], "unknown layer 'loder'; nearest: loader"),
         (["--stack", "vlm"], "unknown stack 'vlm'; nearest: vllm"),
         (["--emulate", "sm120", "--profile", "sm90"], "--emulate sm120 implies --profile cpu"),
