@@ -32,6 +32,11 @@ class Spread(NamedTuple):
     radius: torch.Tensor
 
 
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    """Rounded to BF16 once, by way of FP32 as kernels go, in x's own type."""
+    return x.float().to(torch.bfloat16).to(x.dtype)
+
+
 def unfused(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """slots (M, k, H) BF16 values in FP64, weights (M, k) -> (M, H) BF16 values in FP64.
 
@@ -41,28 +46,24 @@ def unfused(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     for slot in range(slots.shape[1]):
         step = weights[:, slot, None].double() * slots[:, slot] + total
         total = step.float().double()
-    return total.float().to(torch.bfloat16).double()
+    return bf16(total)
 
 
 def stepped(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """slots (M, k, H) BF16 values in FP64, weights (M, k) -> (M, H) BF16 values in FP64."""
-    parts = _bf16(_bf16(weights[:, :, None].double()) * slots)
+    parts = bf16(bf16(weights[:, :, None].double()) * slots)
     if slots.shape[1] > FEW:
-        return _bf16(parts.sum(1))
+        return bf16(parts.sum(1))
     total = torch.zeros_like(slots[:, 0])
     for slot in range(slots.shape[1]):
-        total = _bf16(total + parts[:, slot])
+        total = bf16(total + parts[:, slot])
     return total
-
-
-def _bf16(x: torch.Tensor) -> torch.Tensor:
-    return x.float().to(torch.bfloat16).double()
 
 
 def fused(slots: torch.Tensor, weights: torch.Tensor) -> Spread:
     """slots (M, k, H): FP32 accumulators in FP64. k terms take k - 1 rounded additions, the first being to zero: each
     is off by UNIT of its result at most, so all together by sum|terms| * ((1 + UNIT)^(k - 1) - 1)."""
-    terms = (weights[:, :, None].double() * slots).float().to(torch.bfloat16).double()
+    terms = bf16(weights[:, :, None].double() * slots)
     additions = (terms != 0).sum(1) - 1
     growth = (1 + UNIT) ** additions.clamp(min=0).double() - 1
     return Spread(terms.sum(1), terms.abs().sum(1) * growth)

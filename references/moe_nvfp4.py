@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from references import finalize, nvfp4
+from references.finalize import bf16
 from references.moe import routed
-from references.moe_staged import bf16
 from references.swiglu import swiglu
 
 

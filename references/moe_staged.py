@@ -24,6 +24,7 @@ from typing import Literal
 import torch
 
 from references import finalize, mxfp8, nvfp4
+from references.finalize import bf16
 from references.moe import Experts, blocks, decoded, routed
 from references.nvfp4 import GlobalScales
 from references.swiglu import factors
@@ -31,11 +32,6 @@ from references.swiglu import factors
 Scheme = Literal["bf16", "mxfp8", "nvfp4", "bf16_steps"]
 #: For the schemes that have no global scales.
 PLAIN = GlobalScales()
-
-
-def bf16(x: torch.Tensor) -> torch.Tensor:
-    """Rounded to BF16 once, by way of FP32 as kernels go, in x's own type."""
-    return x.float().to(torch.bfloat16).to(x.dtype)
 
 
 def staged_input(x: torch.Tensor, scheme: Scheme, scales: GlobalScales = PLAIN) -> torch.Tensor:

@@ -71,10 +71,7 @@ def measured(
     config = json.loads((folder / "config.json").read_text())
     if target.endpoint:
         return _of_servers(stack, target, folder, config, kept)
-    profile, words = hardware_profiles.found()
-    if not reference and target.capability and not target.planting:
-        _check_the_gpu(target.capability, profile, words)
-    device = "reference stack" if reference else words if profile else "CPU"
+    device = "reference stack" if reference else _device(target)
     plan = Plan(
         *(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts),
         drafting=small_drafting() if reference and not config.get("num_nextn_predict_layers") else None,
@@ -85,13 +82,17 @@ def measured(
     return found
 
 
-def _check_the_gpu(capability: tuple[int, int], profile: str | None, words: str) -> None:
-    """Raises NotSupported where engines here would be no evidence about the profile's GPU."""
-    if profile is None or hardware_profiles.load(profile).capability != capability:
+def _device(target: Target) -> str:
+    """In words. Raises NotSupported where engines here would be no evidence about the profile's GPU."""
+    profile, words = hardware_profiles.found()
+    here = hardware_profiles.load(profile).capability if profile else None
+    if target.capability and here != target.capability and not target.planting:
+        major, minor = target.capability
         raise NotSupported(
-            f"the profile is of a GPU of capability {capability[0]}.{capability[1]}; here: {words}. Run it where that "
-            "GPU is, or judge this machine's CPU with --profile cpu"
+            f"the profile is of a GPU of capability {major}.{minor}; here: {words}. Run it where that GPU is, or judge "
+            "this machine's CPU with --profile cpu"
         )
+    return words if profile else "CPU"
 
 
 def _of_servers(stack: Stack, target: Target, folder: Path, config: dict[str, Any], kept: Path | None) -> Measured:

@@ -21,6 +21,11 @@ from conformance.stacks.selection_protocol import Choice
 from conformance.world.member import ReduceFault
 
 
+def under(group: str) -> Callable[..., tuple[str, ...]]:
+    """Names -> the claims of that layer or group: `under("moe")("sum")` is `("moe.sum",)`."""
+    return lambda *names: tuple(f"{group}.{name}" for name in names)
+
+
 class Fault(NamedTuple):
     """`seen_in` says where the bug was met, if it was. Exactly one of the seams is set.
 

@@ -152,18 +152,9 @@ class _Experts:
         every, ids = torch.stack(answers, 1), buffers.ids[:, :, None].long()
         own = every.gather(1, ids.clamp(min=0).expand(-1, -1, every.shape[2]))
         nobody = buffers.ids < 0
-        total = _summed(own.masked_fill(nobody[:, :, None], 0), buffers.weights.masked_fill(nobody, 0), steps)
+        slots, weights = own.masked_fill(nobody[:, :, None], 0), buffers.weights.masked_fill(nobody, 0)
+        total = (numerics.marlin_sum if steps else numerics.slot_sum)(slots, weights)
         buffers.out.copy_(total[:, : buffers.out.shape[1]])
-
-
-def _summed(slots: torch.Tensor, weights: torch.Tensor, steps: bool) -> torch.Tensor:
-    """slots (M, k, H), weights (M, k) -> (M, H) float32, slot after slot."""
-    if steps:
-        return numerics.marlin_sum(slots, weights)
-    total = torch.zeros_like(slots[:, 0])
-    for slot in range(slots.shape[1]):
-        total = total + weights[:, slot, None] * slots[:, slot]
-    return total
 
 
 def _quantised(x: torch.Tensor, scheme: str, global_scale: float) -> torch.Tensor:

@@ -157,12 +157,7 @@ class ReferenceMoeLayer:
         for expert in sorted(set(ids.flatten().tolist()) - {-1}):
             mine = ids == expert
             slots[mine] = self._expert(expert, wide[mine.nonzero()[:, 0]], splits)
-        if self._steps:
-            return numerics.marlin_sum(slots, weights)
-        total = torch.zeros_like(wide)
-        for slot in range(ids.shape[1]):
-            total += weights[:, slot, None] * slots[:, slot]
-        return total
+        return (numerics.marlin_sum if self._steps else numerics.slot_sum)(slots, weights)
 
     def _expert(self, expert: int, x: torch.Tensor, splits: tuple[int, int]) -> torch.Tensor:
         w13, w2 = self._experts[expert]

@@ -83,6 +83,14 @@ def _nearest(x: torch.Tensor, smallest: int, bits: int) -> torch.Tensor:
     return (x / step).round() * step
 
 
+def slot_sum(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """slots (M, k, H), weights (M, k) -> (M, H), all float32: weighted and added in slot order."""
+    total = torch.zeros_like(slots[:, 0])
+    for slot in range(slots.shape[1]):
+        total = total + weights[:, slot, None] * slots[:, slot]
+    return total
+
+
 def marlin_sum(slots: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """slots (M, k, H), weights (M, k) -> (M, H), all float32: weighted and added as Marlin and vLLM's moe_sum do."""
     weighted = to_bf16(to_bf16(weights)[:, :, None] * slots)

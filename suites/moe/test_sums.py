@@ -10,8 +10,9 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references import finalize
+from references.finalize import bf16
 from references.moe import decoded
-from references.moe_staged import bf16, moe_staged, staged_slots
+from references.moe_staged import moe_staged, staged_slots
 from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact

@@ -13,8 +13,9 @@ from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Column, Con
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
+from references.finalize import bf16
 from references.flips import mirrored
-from references.moe_staged import bf16, staged_input
+from references.moe_staged import staged_input
 from references.nvfp4 import GlobalScales
 from suites.moe import scales
 from suites.moe.bench import Bench

@@ -23,7 +23,8 @@ from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from references import nvfp4
-from references.moe_staged import bf16, staged_activation
+from references.finalize import bf16
+from references.moe_staged import staged_activation
 from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact

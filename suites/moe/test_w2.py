@@ -18,7 +18,7 @@ from conformance.provenance.checkpoint import ONE_SCALE, Checkpoint, Constant, D
 from conformance.result import Evidence
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from references.moe_staged import bf16
+from references.finalize import bf16
 from suites.moe import due, scales
 from suites.moe.bench import Bench
 from suites.moe.exact import Exact

@@ -22,8 +22,9 @@ from conformance.stacks.protocols import MoeRequest
 from conformance.stacks.reference_moe import ReferenceMoe
 from conformance.target import Target
 from references import moe_nvfp4, mxfp4, mxfp8, nvfp4
+from references.finalize import bf16
 from references.moe import decoded
-from references.moe_staged import bf16, moe_staged
+from references.moe_staged import moe_staged
 from suites.moe import due, scales
 from suites.moe.bench import Bench
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from references import mxfp4
+from references.finalize import bf16
 from references.moe import Packed, blocks, moe, routed
-from references.moe_staged import bf16, moe_staged
+from references.moe_staged import moe_staged
 
 H, CHANNELS, EXPERTS, M, K = 32, 96, 3, 4, 2
 

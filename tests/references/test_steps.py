@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from conformance.provenance.checkpoint import seeded
+from references.finalize import bf16
 from references.moe import moe
-from references.moe_staged import bf16, moe_staged
+from references.moe_staged import moe_staged
 from tests.references.test_bound import Weights
 
 HIDDEN, CHANNELS, SLOTS, TOKENS = 512, 256, 6, 32

@@ -11,12 +11,9 @@ from conformance.faults import (
     model,
     ranks,
 )
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Fault, under
 
-
-def _attention(*names: str) -> tuple[str, ...]:
-    return tuple(f"attention.{name}" for name in names)
-
+_attention = under("attention")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from conformance.faults.engines import engine
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Fault, under
 
-
-def _e2e(*names: str) -> tuple[str, ...]:
-    return tuple(f"e2e.{name}" for name in names)
-
+_e2e = under("e2e")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -8,16 +8,10 @@ from conformance.faults import (
     jit,
     ops,
 )
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Fault, under
 
-
-def _graph(*names: str) -> tuple[str, ...]:
-    return tuple(f"graph.moe.{name}" for name in names)
-
-
-def _graph_attention(*names: str) -> tuple[str, ...]:
-    return tuple(f"graph.attention.{name}" for name in names)
-
+_graph = under("graph.moe")
+_graph_attention = under("graph.attention")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

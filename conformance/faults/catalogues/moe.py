@@ -10,12 +10,9 @@ from conformance.faults import (
     prepare,
     ranks,
 )
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Fault, under
 
-
-def _moe(*names: str) -> tuple[str, ...]:
-    return tuple(f"moe.{name}" for name in names)
-
+_moe = under("moe")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
