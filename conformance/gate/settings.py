@@ -28,7 +28,7 @@ _MOST_TP = 1024
 
 
 class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """As given; None and empty mean `the default`."""
+    """As given; None means `the default`, and so does empty, but for `layers`."""
 
     profile: str | None = None
     emulate: str | None = None

@@ -17,10 +17,10 @@ SELECTION = [claim for claim in catalogue.claims().values() if claim.group == "m
         ("flashinfer", "moe", False),
         ("flashinfer", "moe,graph", False),
         ("moe=flashinfer", "loader,moe", False),
-        ("flashinfer", "", True),  # everything is in scope: that nobody plans is no GO
+        ("flashinfer", None, True),  # everything is in scope: that nobody plans is no GO
         ("flashinfer", "plan,moe", True),
         ("moe=flashinfer", "plan,moe", True),  # the profile's own stack plans
-        ("moe=flashinfer", "", True),
+        ("moe=flashinfer", None, True),
         ("vllm", "moe", True),
         (None, "moe", True),
     ],
