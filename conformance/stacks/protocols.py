@@ -286,6 +286,8 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     of its own (`references/finalize.py`, stepped). `nan` says what becomes of a NaN or Inf in the input: FlashInfer's
     SM90 clamp swallows it. `device` is torch's name for where tensors live and references are computed; `ranks` tells
     how the ranks run (`in turn, in one process on one GPU`).
+    `tile_tokens`: as many tokens of one expert surely meet in one tile. More are dealt to tiles in another order each
+    time, where tiles cut sums at other places: their last bits may change from call to call. 0: bits never do.
     `empty_slots`: whether ids may hold -1 (no expert). `threads`: whether two threads may call layers of one process at
     the same time, a layer each (on a GPU: a stream each); nobody asks where that is not declared.
     `experts`: the most experts that checks should open (0: all of the geometry's), `tokens`: the most in one call.
@@ -296,6 +298,7 @@ class MoeCapabilities(msgspec.Struct, frozen=True):
     slot_sum: Literal["float32", "bfloat16"] = "float32"
     nan: Literal["visible", "swallowed"] = "visible"
     pins_tactics: bool = False
+    tile_tokens: int = 0
     device: str = "cpu"
     device_words: str = "CPU"
     ranks: str = "in turn, in one process"

@@ -17,10 +17,14 @@ from suites.graph import memory
 from suites.graph.memory import Held, Inputs, Shapes
 from suites.moe import due, random_batch
 from suites.moe.bench import Bench
+from suites.moe.crowding import crowded
 from suites.moe.test_repeat import same
 
 _SPREAD = 32.0  # as in the MoE layer's random batches
 _MOST = 12
+#: How far two rows of one kernel on the same input may be apart, by the norm of one, where the order of its sums may
+#: change. Source: Marlin is 4.4e-3 from FP64 at most; a row that is stale is 1.4 away.
+_APART = 2.0**-6
 
 
 class Padded(NamedTuple):
@@ -31,8 +35,18 @@ class Padded(NamedTuple):
     eager: Inputs
 
 
+class Excused(NamedTuple):
+    """A token that crowds (suites/moe/crowding.py), in other bits than eager's: out (H,), and its inputs."""
+
+    where: str
+    got: torch.Tensor
+    inputs: Inputs
+
+
 class GraphBench(ABC):
-    """`runner` captures, on `device`; `how` says what was measured."""
+    """`runner` captures, on `device`; `how` says what was measured. `tile_tokens`: as its MoE kernel declares it."""
+
+    tile_tokens = 0
 
     #: The stack's method that opens the runner, and the NamedTuple of its buffers.
     name = "graph"
@@ -45,6 +59,8 @@ class GraphBench(ABC):
             self.sizes = context.once(f"every size of {self.name}", self.runner.every_size)
         self.findings: list[Finding] = []
         self.compared = 0
+        #: Rank -> outputs of tokens that crowd, in other bits than eager's; and what is said of all of them.
+        self.other_bits: dict[int, int] = {}
 
     @property
     @abstractmethod
@@ -109,6 +125,42 @@ class GraphBench(ABC):
         out: torch.Tensor = held.buffers.out[: _tokens(inputs)].clone()
         return out
 
+    def alike(
+        self,
+        rank: int,
+        what: str,
+        got: torch.Tensor,
+        want: torch.Tensor,
+        inputs: Inputs,
+        meaning: str = "",
+        summed: bool = False,
+    ) -> bool:
+        """Two results on the same inputs, or on their first rows: bit for bit, whether they are. Tokens that crowd may
+        be in other bits, if those are as good. `summed`: outputs are sums over ranks."""
+        if self.tile_tokens:
+            other = ~same(got, want) & crowded(inputs["ids"], self.tile_tokens)[: len(got), None]
+            if count := int(other.sum()):
+                self.other_bits[rank] = self.other_bits.get(rank, 0) + count
+                (self.near if summed else self.excuse)(rank, what, got, want, inputs, other.any(1).nonzero().flatten())
+                want = torch.where(other, got, want)
+        return self.compare(rank, what, got, want, meaning)
+
+    def excuse(
+        self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, rows: torch.Tensor
+    ) -> None:
+        """Judge rows in other bits; where there is a reference, by that."""
+        self.near(rank, what, got, want, inputs, rows)
+
+    def near(
+        self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, rows: torch.Tensor
+    ) -> None:
+        a, b = got[rows].double(), want[rows].double()
+        apart = (a - b).norm(dim=1) / b.norm(dim=1)
+        for row, off in zip(rows.tolist(), apart.tolist(), strict=True):
+            if not off <= _APART:
+                where, meaning = f"{what}, token {row}", "tokens that crowd may differ in last bits, and not in more"
+                self.find(rank, where, f"within {_APART:.3g} of the norm of eager's", f"{off:.3g}", meaning)
+
     def compare(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, meaning: str = "") -> bool:
         """Bit for bit; whether they are alike."""
         got, want = got.flatten(1), want.flatten(1)
@@ -134,6 +186,8 @@ class GraphBench(ABC):
         self, right: str, measured: dict[str, object] | None = None, notes: list[str] | None = None
     ) -> Evidence:
         first = self.findings[0] if self.findings else None
+        if self.other_bits:
+            right += f"; {sum(self.other_bits.values())} outputs of tokens that crowd are in other bits, and as good"
         return Evidence(
             ok=first is None and self.compared > 0,
             summary=right if first is None else f"{first.where}: {first.got}, {first.expected} due; {first.meaning}",
@@ -156,6 +210,8 @@ class MoeGraphBench(GraphBench):
     def __init__(self, context: Context):
         super().__init__(context)
         self.bench = Bench(context)
+        self.tile_tokens = self.bench.can.tile_tokens
+        self._excused: dict[int, list[Excused]] = {}
 
     @property
     def device(self) -> str:
@@ -187,22 +243,39 @@ class MoeGraphBench(GraphBench):
 
         return [Padded("NaN", filled(torch.nan), filled(0.0))]
 
-    def within_bound(self, rank: int, what: str, got: torch.Tensor, inputs: Inputs) -> float:
-        """Against the FP64 reference: for a kernel that may add in another order. The largest error over its bound."""
+    def excuse(
+        self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, rows: torch.Tensor
+    ) -> None:
+        for row in rows.tolist():
+            own = {name: value[row] for name, value in inputs.items()}
+            self._excused.setdefault(rank, []).append(Excused(f"{what}, token {row}", got[row], own))
+
+    def evidence(
+        self, right: str, measured: dict[str, object] | None = None, notes: list[str] | None = None
+    ) -> Evidence:
+        """Tokens that were excused are judged here, those of a rank at once: references are slow."""
+        told = [self._within_bound(rank, excused) for rank, excused in self._excused.items()]
+        self._excused.clear()
+        return super().evidence(right, measured, [*(notes or []), *told])
+
+    def _within_bound(self, rank: int, excused: list[Excused]) -> str:
+        """Against the FP64 reference; the largest error over its bound, in words."""
         b, context = self.bench, self.context
         limit, own = context.geometry.swiglu_limit, b.own(rank)
+        got = torch.stack([one.got for one in excused])
+        x, ids, weights = (torch.stack([one.inputs[name] for one in excused]) for name in ("x", "ids", "weights"))
         experts = due.experts(random_batch.checkpoint(context), context.geometry, own, b.device)
         allowed = deviations(got.numel(), random_batch.ALARM)
-        tokens = inputs["x"], inputs["ids"], inputs["weights"]
-        right = random_batch.reference(b, *tokens, experts, len(own), limit, allowed)
+        right = random_batch.reference(b, x, ids, weights, experts, len(own), limit, allowed)
         ratio = random_batch.off(got, right, allowed)
         self.compared += ratio.numel()
+        for row in (~(ratio.amax(1) <= 1)).nonzero().flatten().tolist()[:_MOST]:
+            column = int(ratio[row].argmax())
+            where, value = f"{excused[row].where}, output {column}", f"{float(right.value[row, column]):g}"
+            over = f"{float(ratio[row, column]):.3g} times the bound"
+            self.find(rank, where, value, f"{float(got[row, column]):g}", over)
         worst = random_batch.highest(ratio)
-        if worst > 1:
-            token, column = divmod(int(ratio.argmax()), ratio.shape[1])
-            where, expected = f"{what}, token {token}, output {column}", f"{float(right.value[token, column]):g}"
-            self.find(rank, where, expected, f"{float(got[token, column]):g}", f"{worst:.3g} times the bound")
-        return worst
+        return f"rank {rank}: {len(excused)} tokens that crowd are in other bits, err/bound {worst:.3f}"
 
 
 def moe_shapes(b: Bench, tokens: int) -> Shapes:

@@ -25,6 +25,7 @@ class LayerGraphBench(AttentionGraphBench):
     def __init__(self, context: Context):
         super().__init__(context)
         self.moe = Bench(context)
+        self.tile_tokens = self.moe.can.tile_tokens
 
     @property
     def how(self) -> str:

@@ -51,7 +51,7 @@ def _pool(bench: GraphBench) -> Evidence:
                 for index in order:
                     made[index].replay()
                 for tokens, held, inputs, want in zip(sizes, all_held, given, due, strict=True):
-                    bench.compare(rank, f"graph of {tokens}, round {number}", held.buffers.out.clone(), want)
+                    bench.alike(rank, f"graph of {tokens}, round {number}", held.buffers.out.clone(), want, inputs)
                     if held.changed(inputs):
                         words = "another graph of the pool wrote there"
                         bench.find(rank, f"graph of {tokens}, round {number}", "inputs as they were", "changed", words)
@@ -69,7 +69,8 @@ def _memory(bench: GraphBench) -> Evidence:
             due = [bench.eager(layer, inputs) for inputs in given]
             for number, (inputs, want) in enumerate(zip(given, due, strict=True)):
                 layer.disturb()
-                bench.compare(rank, f"replay {number} after other work", bench.replayed(graph, held, inputs), want)
+                got = bench.replayed(graph, held, inputs)
+                bench.alike(rank, f"replay {number} after other work", got, want, inputs)
             before = layer.held()
             for _ in range(_ROUNDS):
                 graph.replay()

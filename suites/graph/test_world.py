@@ -22,8 +22,9 @@ def fresh(stack: Stack, context: Context) -> Evidence:
         raise NotSupported(f"the ranks run {world.words}: an all-reduce needs a device for each")
     replays = _MANY if bench.device.startswith("cuda") else _FEW
     told = world.each("suites.graph.ranks:replayed", replays=replays)
-    for one in told:
+    for rank, one in enumerate(told):
         bench.compared += one["compared"]
+        bench.other_bits |= {rank: one["other_bits"]} if one["other_bits"] else {}
         bench.findings += msgspec.convert(one["findings"], list[Finding])
     counts = {
         f"rank {rank}, M={tokens}": f"{differ} of {replays} replays differ from eager"

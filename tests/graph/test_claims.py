@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 import torch
 
 from conformance import catalogue, geometry
 from conformance.context import Context
 from conformance.faults.catalogue import FAULTS
-from conformance.faults.graph_steps import recording
 from conformance.faults.parts import planted_parts
 from conformance.gate.runner import evaluate
 from conformance.result import Status
@@ -100,42 +98,3 @@ def test_canaries_see_a_single_byte():
 
 def test_simulated_sizes_have_sizes_between_them():
     assert any(b - a > 1 for a, b in zip(ReferenceGraphs.sizes, ReferenceGraphs.sizes[1:], strict=False))
-
-
-class _Unsteady:
-    """A runner whose graphs sum in another order than eager where tokens crowd on the same experts."""
-
-    def __init__(self, inner, off):
-        self._inner, self._off = inner, off
-        self.sizes, self.words = inner.sizes, inner.words
-
-    def open(self, request):
-        layer = self._inner.open(request)
-        layer.change(lambda step: lambda buffers: self._run(step, buffers))
-        return layer
-
-    def _run(self, step, buffers):
-        step(buffers)
-        if recording():
-            crowded = (buffers.ids == buffers.ids[0]).all().to(buffers.out.dtype)
-            buffers.out[0].mul_(1 + self._off * crowded)
-
-
-@pytest.mark.parametrize(
-    ("pins", "off", "fault", "due"),
-    [
-        (False, 2.0**-7, "", Status.PASS),
-        (False, 2.0**-7, "graph-frozen-routes", Status.FAIL),
-        (False, 2.0, "", Status.FAIL),
-        (True, 2.0**-7, "", Status.FAIL),
-    ],
-)
-def test_replays_of_an_unsteady_kernel_are_held_to_its_bound(pins, off, fault, due, monkeypatch):
-    stack, context = _context(fault=fault)
-    clean, moe = context.graphs("graph"), stack.moe().capabilities()
-    context.graphs = lambda name: _Unsteady(clean, off)
-    kind = type(stack.moe())
-    monkeypatch.setattr(kind, "capabilities", lambda self: msgspec.structs.replace(moe, pins_tactics=pins))
-    status, _, evidence = evaluate(catalogue.get("graph.moe.routing"), stack, context)
-    assert status is due
-    assert pins or any("err/bound" in note for note in evidence.notes)

@@ -1,0 +1,89 @@
+"""A kernel whose tokens change tiles from call to call: last bits may differ for those that crowd, nothing else may."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from conformance import catalogue
+from conformance.faults.graph_steps import recording
+from conformance.gate.runner import evaluate
+from conformance.result import Status
+from suites.moe.crowding import crowded
+from tests.graph.test_claims import TINY, _context
+
+#: Of the simulated graphs' four tokens at most, two on an expert crowd.
+TILE = 1
+LAST_BIT, ANOTHER_VALUE = 2.0**-8, 2.0
+
+
+class _Unsteady:
+    """A runner whose graphs differ from eager by a factor: in tokens that crowd, or in the others."""
+
+    def __init__(self, inner, off, others):
+        self._inner, self._off, self._others = inner, off, others
+        self.sizes, self.words = inner.sizes, inner.words
+
+    def open(self, request):
+        layer = self._inner.open(request)
+        layer.change(lambda step: lambda buffers: self._run(step, buffers))
+        return layer
+
+    def _run(self, step, buffers):
+        step(buffers)
+        if recording():
+            experts = torch.arange(TINY.experts, dtype=torch.int32)
+            chosen = buffers.ids[:, :, None] == experts
+            crowd = ((chosen.sum((0, 1)) > TILE) & chosen.any(1)).any(1)
+            factor = 1 + self._off * (crowd ^ self._others)[:, None]
+            buffers.out.copy_(buffers.out.double() * factor)
+
+
+def _status(monkeypatch, claim, off=LAST_BIT, fault="", others=False, tile=TILE):
+    stack, context = _context(fault=fault)
+    clean, moe = context.graphs("graph"), stack.moe().capabilities()
+    context.graphs = lambda name: _Unsteady(clean, off, others)
+    declared = msgspec.structs.replace(moe, tile_tokens=tile, pins_tactics=False)
+    monkeypatch.setattr(type(stack.moe()), "capabilities", lambda self: declared)
+    status, _, evidence = evaluate(catalogue.get(claim), stack, context)
+    return status, evidence
+
+
+REPLAYING = [f"graph.moe.{name}" for name in ("fresh", "inputs", "sizes", "pool", "memory", "routing")]
+
+
+@pytest.mark.parametrize("claim", REPLAYING)
+def test_other_last_bits_of_tokens_that_crowd_pass(claim, monkeypatch):
+    status, evidence = _status(monkeypatch, claim)
+    assert status is Status.PASS, evidence.summary
+    assert "outputs of tokens that crowd are in other bits" in evidence.summary
+    assert any("err/bound" in note for note in evidence.notes)
+
+
+@pytest.mark.parametrize("claim", REPLAYING)
+@pytest.mark.parametrize(
+    "planted", [{"off": ANOTHER_VALUE}, {"tile": 0}], ids=["outside of the bound", "nothing declared"]
+)
+def test_other_values_fail(claim, planted, monkeypatch):
+    status, evidence = _status(monkeypatch, claim, **planted)
+    assert status is Status.FAIL, evidence.summary
+
+
+@pytest.mark.parametrize("claim", ["graph.moe.fresh", "graph.moe.sizes"])  # with batches in which nobody crowds
+def test_last_bits_of_other_tokens_fail(claim, monkeypatch):
+    status, evidence = _status(monkeypatch, claim, others=True)
+    assert status is Status.FAIL, evidence.summary
+
+
+@pytest.mark.parametrize("fault", ["graph-frozen-routes", "graph-frozen-tokens"])
+def test_a_frozen_input_is_no_last_bit(fault, monkeypatch):
+    for claim in ("graph.moe.fresh", "graph.moe.inputs"):
+        assert _status(monkeypatch, claim, fault=fault)[0] is Status.FAIL
+
+
+def test_who_crowds():
+    ids = torch.tensor([[0, 1], [0, 2], [0, -1], [3, 4], [-1, -1]], dtype=torch.int32)
+    assert crowded(ids, 2).tolist() == [True, True, True, False, False]
+    assert crowded(ids, 3).tolist() == [False] * 5
+    assert not crowded(ids, 0).any() and len(crowded(ids[:0], 2)) == 0
