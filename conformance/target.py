@@ -59,6 +59,8 @@ class Target(msgspec.Struct, frozen=True):
     model: str = ""
     sizes: tuple[int, ...] = ()
     limits: str = ""
+    #: The MoE backend that was asked for by name, and that engines on a GPU are started with; empty: what they pick.
+    asked: str = ""
     #: The root URL of a server that is up, and the URL, or the run folder, that it is compared with.
     endpoint: str = ""
     against: str = ""

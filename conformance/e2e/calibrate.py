@@ -119,6 +119,7 @@ def text(
     first = about[0].about
     found.pool_gaps("parity", "schedule")
     lines = ["[[limits]]", f'stack = "{first.stack}"', f'version = "{first.version}"', f'device = "{device}"']
+    lines += [f'backend = "{first.backend}"'] if first.backend else []
     lines += [
         f"recipe = {RECIPE}",
         f"models = {json.dumps(models, indent=4)}",

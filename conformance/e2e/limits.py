@@ -39,6 +39,7 @@ class Clean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`parity`: between sizes, `long` the same for the long prompt alone; `reference`: against full precision;
+    `backend`: what the engines were asked to multiply routed experts with; empty: what they picked.
     `schedule`: batched against alone, chunked against whole. `blocks`: relative error of one block's output against
     full precision, by kind. `loader`: what was proved of the stack's loader before its differences were called clean.
     """
@@ -56,11 +57,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: Clean
     blocks: dict[str, float]
     note: str = ""
+    backend: str = ""
 
     @property
     def words(self) -> str:
         """Where they come from."""
-        return f"limits of {self.stack} {self.version} on {self.device}, from {len(self.pairs)} kinds of clean pairs"
+        picked = f" with {self.backend}" if self.backend else ""
+        of = f"limits of {self.stack} {self.version}{picked} on {self.device}"
+        return f"{of}, from {len(self.pairs)} kinds of clean pairs"
 
     def block(self, module: str) -> float:
         """The largest relative error that a block may have: `layers.0.attn`, `layers.0.ffn`."""
@@ -90,10 +94,12 @@ def known(source: Path) -> list[Limits]:
         raise UsageError(f"{source}: no limits: {error}; `python -m conformance.e2e.calibrate` writes them") from None
 
 
-def find(model: str, device: str, path: str | None = None) -> Limits:
+def find(model: str, device: str, path: str | None = None, backend: str = "") -> Limits:
     """Raises NotSupported where nothing fits, saying why; UsageError for a file that is none."""
     source = Path(path) if path else _OWN
-    of_model = [one for one in known(source) if model in one.models and one.device == device]
+    of_model = [
+        one for one in known(source) if (model in one.models, one.device, one.backend) == (True, device, backend)
+    ]
     fitting = [one for one in of_model if one.recipe == RECIPE]
     if fitting:
         return fitting[0]
@@ -101,7 +107,8 @@ def find(model: str, device: str, path: str | None = None) -> Limits:
         raise NotSupported(
             f"{source.name}: limits of recipe {of_model[0].recipe} are stale, {RECIPE} was due: calibrate"
         )
+    picked = f" with --backend {backend}" if backend else ""
     raise NotSupported(
-        f"{source.name}: no limits for this checkpoint ({model[:12]}) on {device}: calibrate them on a stack whose "
-        "loader claims pass (python -m conformance.e2e.calibrate), and give --limits"
+        f"{source.name}: no limits for this checkpoint ({model[:12]}) on {device}{picked}: calibrate them on a stack "
+        "whose loader claims pass (python -m conformance.e2e.calibrate), and give --limits"
     )

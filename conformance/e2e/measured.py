@@ -57,7 +57,7 @@ class Plan:
     `faults`: size -> a fault that the engine plants in itself; `clean`: measured elsewhere, for the sizes without one;
     `parts`: what is measured of an engine (a planted fault needs only what its claims look at). `names`: of servers
     that are up, which have numbers instead of sizes; `against`: the base's record, from an earlier run. `drafting`: the
-    checkpoint whose draft layer is judged, if not the same.
+    checkpoint whose draft layer is judged, if not the same. `backend`: of the routed experts, where one was asked for.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class Plan:
         names: dict[int, str] | None = None,
         against: Record | None = None,
         drafting: Path | None = None,
+        backend: str = "",
     ):
         self.folder, self.config, self.sizes, self.stack, self.device = folder, config, sizes, stack, device
         self.kept, self.limits_file = kept, limits_file
         self.faults, self.clean, self.parts = faults or {}, clean, parts
         self.names, self.against, self.drafting = names or {}, against, drafting or folder
+        self.backend = backend
 
 
 def _of_the_dead(code: int | None, silence: StackTimeout) -> StackError:
@@ -108,7 +110,7 @@ class Measured:
 
     @cached_property
     def limits(self) -> Limits:
-        return limits.find(self.model, self.plan.device, self.plan.limits_file)
+        return self._limits_of(self.plan.folder)
 
     def name(self, tp: int) -> str:
         return self.plan.names.get(tp, f"TP{tp}")
@@ -204,7 +206,11 @@ class Measured:
     def drafting_limits(self) -> Limits:
         if self.plan.drafting == self.plan.folder:
             return self.limits
-        return limits.find(limits.digest(self.plan.drafting), self.plan.device, self.plan.limits_file)
+        return self._limits_of(self.plan.drafting)
+
+    def _limits_of(self, folder: Path) -> Limits:
+        model = self.model if folder == self.plan.folder else limits.digest(folder)
+        return limits.find(model, self.plan.device, self.plan.limits_file, self.plan.backend)
 
     @property
     def served_tokens(self) -> int:
@@ -267,10 +273,11 @@ class Measured:
         return self.plan.kept / f"{kind}{tp}.safetensors" if self.plan.kept and not self.plan.faults else None
 
     def _about(self, tp: int) -> About:
-        return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base)
+        return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base, self.plan.backend)
 
     def _request(self, tp: int, **options: Any) -> EngineRequest:
         known = {"model": str(self.plan.folder), "context": self._context, "fault": self.plan.faults.get(tp)}
+        known["backend"] = self.plan.backend
         return EngineRequest(tp=tp, **{**known, **options})
 
     @contextmanager

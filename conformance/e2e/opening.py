@@ -75,6 +75,7 @@ def measured(
     plan = Plan(
         *(folder, config, target.sizes or SIZES, stack.name, device, kept, target.limits or None, faults, clean, parts),
         drafting=small_drafting() if reference and not config.get("num_nextn_predict_layers") else None,
+        backend="" if reference else target.asked,
     )
     found = Measured(plan, stack.engine, stack.info().version)
     if target.limits:
@@ -136,9 +137,12 @@ def small_drafting() -> Path:
 
 
 def plain() -> Path:
-    """What a real stack's faults are planted in: the gate's checkpoint with a SwiGLU limit that does not bite."""
+    """What a real stack's faults are planted in: on a GPU the gate's checkpoint; without one, where vLLM's kernel knows
+    no SwiGLU limit, with a limit that does not bite."""
     from references import make_checkpoint
 
+    if hardware_profiles.found()[0]:
+        return _made("gpu", json.dumps(make_checkpoint.PRESETS["e2e-gpu"]))
     return _made("plain", json.dumps(make_checkpoint.E2E | {"swiglu_limit": 10.0}))
 
 

@@ -16,7 +16,8 @@ from conformance.stacks.engine_protocol import Answer, Block, Likely
 
 class About(msgspec.Struct, frozen=True):
     """What a record is of: two may be compared only if model and recipe are the same. `base`: the size whose answers
-    were scored; a record is the base's own where that is `tp`."""
+    were scored; a record is the base's own where that is `tp`. `backend`: of the routed experts, where one was asked
+    for."""
 
     stack: str
     version: str
@@ -24,6 +25,7 @@ class About(msgspec.Struct, frozen=True):
     tp: int
     recipe: int
     base: int
+    backend: str = ""
 
 
 class Record(msgspec.Struct):

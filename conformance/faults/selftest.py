@@ -29,6 +29,7 @@ from conformance.result import NO_GO, Status
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
 from conformance.target import Target
+from conformance.world import leases
 from conformance.world.ranks import Worlds
 from references import plan
 
@@ -247,7 +248,7 @@ class Bench:
         self.files = _files() if with_files else None
         self.stack: Stack = registry.open_stack(stack_name, emulated)
         self.worlds = Worlds(stack_name, emulated)
-        self.e2e_target, self.e2e = _e2e(self.stack, self.target, chosen)
+        self.e2e_target, self.e2e = _e2e(self.stack, self.target, chosen, backend or "")
         try:
             self.planner: PlanBuilder = RememberedPlanner(offered(self.stack, "planner"))
             self._context = _context(self)
@@ -309,14 +310,16 @@ def _engines(bench: Bench, fault: Fault | None) -> Measured:
     return opening.measured(bench.stack, bench.e2e_target, faults=faults, clean=bench.e2e, parts=parts)
 
 
-def _e2e(stack: Stack, target: Target, chosen: list[Fault]) -> tuple[Target, Measured | None]:
-    """What clean engines answer, if a fault is for an engine. Nothing is started yet."""
+def _e2e(stack: Stack, target: Target, chosen: list[Fault], asked: str) -> tuple[Target, Measured | None]:
+    """What clean engines answer, if a fault is for an engine. Nothing is started yet. Two GPUs are enough."""
     if not any(fault.engine for fault in chosen) or not hasattr(stack, "engine"):
         return target, None
     from conformance.e2e import opening
 
     folder = opening.small() if stack.name == "reference" else opening.plain()
-    found = msgspec.structs.replace(target, model=str(folder), sizes=(2, 3))
+    gpus = len(leases.visible())
+    sizes = (1, 2) if gpus == 2 else (2, 3)
+    found = msgspec.structs.replace(target, model=str(folder), sizes=sizes, asked=asked if gpus else "")
     return found, opening.measured(stack, found, parts=needed(c for f in chosen if f.engine for c in f.claims))
 
 

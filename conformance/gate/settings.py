@@ -165,6 +165,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
         model=settings.model or "",
         sizes=sizes if settings.model or "," in settings.tp else (),
         limits=settings.limits or "",
+        asked=backend.name if settings.backend and profile.capability else "",
         endpoint=settings.endpoint or "",
         against=settings.against or "",
         head_paddings=judged.head_paddings,

@@ -15,7 +15,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """`model`: a folder with config.json and safetensors. `chunk`: the most tokens of one step; prompts are cut to it.
 
     `draft`: tokens that the model's draft layer proposes at each step; 0: it is not used. `graph`: captured graphs
-    instead of eager mode. `fault`: planted by the engine's own adapter, before anything is loaded.
+    instead of eager mode. `backend`: of the routed experts; empty: what the engine picks. `fault`: planted by the
+    engine's own adapter, before anything is loaded.
     """
 
     model: str
@@ -26,6 +27,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     prefix_cache: bool = False
     draft: int = 0
     graph: bool = False
+    backend: str = ""
     fault: dict[str, Any] | None = None
 
 
@@ -73,7 +75,8 @@ class EngineSession(Protocol):
         """Teacher-forced: row i is about token i + 1 of the sequence; S - 1 rows."""
 
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
-        """By module in the model's order (`layers.0.attn`, `layers.0.ffn`, ...); empty where nothing can be traced."""
+        """By module in the model's order (`layers.0.attn`, `layers.0.ffn`, ...); empty where nothing can be traced.
+        From then on `notes` say which kernel the routed experts have, where the engine tells."""
 
     def drafts(self) -> Drafts:
         """Of all that it has answered so far."""

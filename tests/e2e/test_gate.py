@@ -10,6 +10,8 @@ from conformance.errors import UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
+from conformance.stacks.engine_protocol import EngineRequest
+from conformance.stacks.vllm import engine
 from conformance.target import Target
 
 
@@ -51,3 +53,13 @@ def test_the_reference_stack_goes(tmp_path):
     verdict, path = run_gate(run)
     assert verdict.verdict is Word.GO, [r.reason for r in verdict.claims]
     assert sorted(p.name for p in (path / "e2e").iterdir()) == ["tp2.safetensors", "tp3.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "backend", "asked"), [("sm90", "marlin", "marlin"), ("sm90", None, ""), ("cpu", "marlin", "")]
+)
+def test_engines_on_a_gpu_are_started_with_the_backend_that_was_asked_for(profile, backend, asked):
+    found = resolve(Settings(profile=profile, stack="vllm", backend=backend, layers="e2e", tp="1,2"))
+    assert found.target.asked == asked
+    request = EngineRequest("small", 2, backend=found.target.asked)
+    assert engine._settings(request).get("moe_backend", "") == asked

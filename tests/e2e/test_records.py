@@ -65,6 +65,12 @@ def test_limits_fit_one_checkpoint_device_and_recipe(tmp_path):
     own.write_text(shipped.replace(f"recipe = {RECIPE}", "recipe = 0"))
     with pytest.raises(NotSupported, match=f"recipe 0 are stale, {RECIPE} was due"):
         limits.find(digest, "reference stack", str(own))
+    own.write_text(shipped.replace('version = "0.1.0"', 'version = "0.1.0"\nbackend = "marlin"'))
+    assert "with marlin on" in limits.find(digest, "reference stack", str(own), "marlin").words
+    with pytest.raises(NotSupported, match="on reference stack: calibrate"):
+        limits.find(digest, "reference stack", str(own))
+    with pytest.raises(NotSupported, match="on reference stack with --backend marlin: calibrate"):
+        limits.find(digest, "reference stack", None, "marlin")
     own.write_text("limits = 3")
     with pytest.raises(UsageError, match="no limits"):
         limits.find(digest, "reference stack", str(own))

@@ -72,6 +72,7 @@ def test_the_swallowed_swiglu_limit_is_found_and_named(gate):
 def test_what_was_patched_is_told(gate):
     notes = gate[1]["e2e.answers"].evidence.notes
     assert any("5 index kernels" in note for note in notes) and any("vllm 0." in note for note in notes)
+    assert "TP3: routed experts: CPUExpertsMxfp4" in notes
 
 
 def test_a_cut_scale_group_answers_nan(tmp_path):

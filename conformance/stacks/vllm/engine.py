@@ -152,7 +152,9 @@ class VllmSession:
         return _likely(self._worker.call("score", sequence=list(sequence), top=top), top)
 
     def trace(self, sequence: Sequence[int]) -> dict[str, Block]:
-        folder = Path(self._worker.call("trace", sequence=list(sequence)))
+        told = self._worker.call("trace", sequence=list(sequence))
+        folder = Path(told["folder"])
+        self.notes += [f"routed experts: {told['experts']}"] if told["experts"] else []
         found = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
         return {name: Block(found[name]["x"], found[name]["y"]) for name in sorted(found, key=_order)}
 
@@ -188,6 +190,7 @@ def _settings(request: EngineRequest) -> dict[str, Any]:
         "logprobs_mode": "raw_logprobs",
         "disable_log_stats": not request.draft,  # they count what was accepted
         "seed": 0,
+        **({"moe_backend": request.backend} if request.backend else {}),
         **({"gpu_memory_utilization": _FREE} if torch.cuda.is_available() else {}),
         **({"speculative_config": {"method": "mtp", "num_speculative_tokens": request.draft}} if request.draft else {}),
     }

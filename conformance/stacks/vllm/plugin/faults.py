@@ -66,30 +66,48 @@ def _drop(spec):
     _changed_source(spec, "w2", lambda t, dim, tp, scale: torch.zeros_like(t.view(torch.uint8)).view(t.dtype))
 
 
+def _after_loading(change):
+    """`change(model)` when its weights are prepared."""
+    cls = importlib.import_module("vllm.model_executor.model_loader.base_loader").BaseModelLoader
+    inner = cls.load_model
+
+    def load_model(self, *arguments, **named):
+        model = inner(self, *arguments, **named)
+        change(model)
+        return model
+
+    cls.load_model = load_model
+
+
 def _silent(spec):
     """This rank's experts answer with zeros: its part of the sum is lost."""
-    cls = importlib.import_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe").CPUExpertsMxfp4
-    inner = cls.apply
 
+    def change(model):
+        methods = [getattr(module, "quant_method", None) for module in model.modules()]
+        for cls in {kernel for kernel in (getattr(m, "experts_cls", None) for m in methods) if kernel is not None}:
+            cls.apply = _zeroed(cls.apply, spec.get("rank", 0))
+
+    _after_loading(change)
+
+
+def _zeroed(inner, rank):
     def apply(self, output, *arguments, **named):
         inner(self, output, *arguments, **named)
-        if self.moe_config.tp_rank == spec.get("rank", 0):
+        if self.moe_config.tp_rank == rank:
             output.zero_()
 
-    cls.apply = apply
+    return apply
 
 
 def _sink(spec):
     """No sink in one layer: as if it had not been loaded (-inf)."""
-    cls = importlib.import_module("vllm.models.deepseek_v4.cpu.cpu_sparse").DeepseekV4CPUAttention
-    inner = cls.process_weights_after_loading
 
-    def process(self, act_dtype):
-        inner(self, act_dtype)
-        if f"layers.{spec.get('layer', 0)}." in self.prefix:
-            self.attn_sink.data.fill_(-torch.inf)
+    def change(model):
+        for module in model.modules():
+            if hasattr(module, "attn_sink") and f"layers.{spec.get('layer', 0)}." in getattr(module, "prefix", ""):
+                module.attn_sink.data.fill_(-torch.inf)
 
-    cls.process_weights_after_loading = process
+    _after_loading(change)
 
 
 def _logits(change):

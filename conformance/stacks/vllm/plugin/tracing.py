@@ -16,9 +16,19 @@ def install(folder):
         if not isinstance(prefix, str) or not prefix.endswith(_KINDS) or not os.path.exists(switch):  # noqa: PTH110
             return
         _write(folder, prefix, arguments, output)
+        _tell(folder, module)
 
     register_module_forward_hook(hook)
     return "a forward hook writes down what goes into and out of each block, when asked"
+
+
+def _tell(folder, module):
+    """Which class of vLLM's multiplies the routed experts in here."""
+    methods = [getattr(part, "quant_method", None) for part in module.modules()]
+    names = {kernel.__name__ for kernel in (getattr(m, "experts_cls", None) for m in methods) if kernel is not None}
+    if names:
+        with open(os.path.join(folder, "experts.txt"), "w") as file:  # noqa: PTH118, PTH123
+            file.write(", ".join(sorted(names)))
 
 
 def _write(folder, prefix, arguments, output):

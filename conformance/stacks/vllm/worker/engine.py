@@ -173,7 +173,8 @@ def score(sequence, top):
 
 
 def trace(sequence):
-    """Run one prompt with tracing on; the folder of safetensors files, one a block, that rank 0 wrote."""
+    """Run one prompt with tracing on. `folder`: of safetensors files, one a block, that rank 0 wrote; `experts`: the
+    kernel of the routed experts, as vLLM's class of it is called."""
     from vllm import SamplingParams
 
     folder = RUNNING["trace"]
@@ -186,7 +187,8 @@ def trace(sequence):
             RUNNING["llm"].generate([{"prompt_token_ids": sequence}], how, use_tqdm=False)
     finally:
         (folder / "on").unlink()
-    return str(folder)
+    experts = folder / "experts.txt"
+    return {"folder": str(folder), "experts": experts.read_text() if experts.exists() else ""}
 
 
 def drafts():
