@@ -59,8 +59,9 @@ class GraphBench(ABC):
             self.sizes = context.once(f"every size of {self.name}", self.runner.every_size)
         self.findings: list[Finding] = []
         self.compared = 0
-        #: Rank -> outputs of tokens that crowd, in other bits than eager's; and what is said of all of them.
+        #: Rank -> outputs of tokens that crowd, in other bits than eager's; and the farthest row judged by its norm.
         self.other_bits: dict[int, int] = {}
+        self.farthest = 0.0
 
     @property
     @abstractmethod
@@ -156,6 +157,7 @@ class GraphBench(ABC):
     ) -> None:
         a, b = got[rows].double(), want[rows].double()
         apart = (a - b).norm(dim=1) / b.norm(dim=1)
+        self.farthest = max(self.farthest, float(apart.max()))
         for row, off in zip(rows.tolist(), apart.tolist(), strict=True):
             if not off <= _APART:
                 where, meaning = f"{what}, token {row}", "tokens that crowd may differ in last bits, and not in more"
@@ -188,6 +190,9 @@ class GraphBench(ABC):
         first = self.findings[0] if self.findings else None
         if self.other_bits:
             right += f"; {sum(self.other_bits.values())} outputs of tokens that crowd are in other bits, and as good"
+        if self.farthest:
+            far = f"by {self.farthest:.2g} of a row's norm at most, {_APART:.2g} allowed"
+            notes = [*(notes or []), f"tokens that crowd are apart {far}"]
         return Evidence(
             ok=first is None and self.compared > 0,
             summary=right if first is None else f"{first.where}: {first.got}, {first.expected} due; {first.meaning}",

@@ -17,7 +17,7 @@ def replayed(member: Member, replays: int) -> dict[str, Any]:
     """Capture each of the stack's batch sizes with the all-reduce behind it; replay on `replays` fresh inputs, and
     compare each with the same calls in eager.
 
-    `sizes`: batch size -> replays that differ; `compared`: values; `other_bits`: outputs of tokens that crowd;
+    `sizes`: batch size -> replays that differ; `compared`: values; `other_bits`, `farthest`: of tokens that crowd;
     `findings`. Graphs are freed before this returns: a process group cannot be ended while one holds its communicator.
     """
     bench = MoeGraphBench(member.context)
@@ -38,6 +38,7 @@ def replayed(member: Member, replays: int) -> dict[str, Any]:
         "sizes": differ,
         "compared": bench.compared,
         "other_bits": bench.other_bits.get(member.rank, 0),
+        "farthest": bench.farthest,
         "findings": msgspec.to_builtins(bench.findings),
     }
 

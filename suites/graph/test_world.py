@@ -25,6 +25,7 @@ def fresh(stack: Stack, context: Context) -> Evidence:
     for rank, one in enumerate(told):
         bench.compared += one["compared"]
         bench.other_bits |= {rank: one["other_bits"]} if one["other_bits"] else {}
+        bench.farthest = max(bench.farthest, one["farthest"])
         bench.findings += msgspec.convert(one["findings"], list[Finding])
     counts = {
         f"rank {rank}, M={tokens}": f"{differ} of {replays} replays differ from eager"

@@ -10,7 +10,9 @@ from conformance import catalogue
 from conformance.faults.graph_steps import recording
 from conformance.gate.runner import evaluate
 from conformance.result import Status
+from suites.graph.bench import MoeGraphBench
 from suites.moe.crowding import crowded
+from tests.graph import test_attention_claims
 from tests.graph.test_claims import TINY, _context
 
 #: Of the simulated graphs' four tokens at most, two on an expert crowd.
@@ -41,8 +43,9 @@ class _Unsteady:
 
 
 def _status(monkeypatch, claim, off=LAST_BIT, fault="", others=False, tile=TILE):
-    stack, context = _context(fault=fault)
-    clean, moe = context.graphs("graph"), stack.moe().capabilities()
+    layer = claim.startswith("graph.layer.")
+    stack, context = test_attention_claims._context(fault) if layer else _context(fault=fault)
+    clean, moe = context.graphs("layer_graph" if layer else "graph"), stack.moe().capabilities()
     context.graphs = lambda name: _Unsteady(clean, off, others)
     declared = msgspec.structs.replace(moe, tile_tokens=tile, pins_tactics=False)
     monkeypatch.setattr(type(stack.moe()), "capabilities", lambda self: declared)
@@ -80,6 +83,38 @@ def test_last_bits_of_other_tokens_fail(claim, monkeypatch):
 def test_a_frozen_input_is_no_last_bit(fault, monkeypatch):
     for claim in ("graph.moe.fresh", "graph.moe.inputs"):
         assert _status(monkeypatch, claim, fault=fault)[0] is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("planted", "due"),
+    [
+        ({}, Status.PASS),
+        ({"off": ANOTHER_VALUE}, Status.FAIL),
+        ({"tile": 0}, Status.FAIL),
+        ({"others": True}, Status.FAIL),
+        ({"fault": "graph-layer-frozen-positions"}, Status.FAIL),
+    ],
+)
+def test_a_layer_without_a_reference_is_held_to_the_norm_of_its_rows(planted, due, monkeypatch):
+    status, evidence = _status(monkeypatch, "graph.layer.fresh", **planted)
+    assert status is due, evidence.summary
+    assert planted or any("of a row's norm at most" in note for note in evidence.notes)
+
+
+@pytest.mark.parametrize(
+    ("factor", "ok"), [(1 + LAST_BIT, True), (1 + 2.0**-5, False), (0.0, False), (torch.nan, False)]
+)
+def test_sums_over_ranks_are_held_to_the_norm_of_their_rows(factor, ok, monkeypatch):
+    stack, context = _context()
+    declared = msgspec.structs.replace(stack.moe().capabilities(), tile_tokens=TILE)
+    monkeypatch.setattr(type(stack.moe()), "capabilities", lambda self: declared)
+    bench, want = MoeGraphBench(context), torch.randn(3, 64).bfloat16()
+    inputs = {"ids": torch.tensor([[0], [0], [1]], dtype=torch.int32)}
+    got = want.clone()
+    got[:2] = (got[:2].double() * factor).bfloat16()
+    assert bench.alike(1, "a sum", got, want, inputs, summed=True)
+    assert not bench.findings if ok else len(bench.findings) == 2
+    assert not bench.alike(1, "a sum", got.roll(1, 0), want, inputs, summed=True)
 
 
 def test_who_crowds():
