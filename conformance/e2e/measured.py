@@ -17,6 +17,7 @@ from conformance.e2e.limits import Limits
 from conformance.e2e.prompts import RECIPE, TOP, Prompts, prompts
 from conformance.e2e.record import About, Record, load
 from conformance.e2e.replies import SERVING, spoilt
+from conformance.e2e.watched import watched
 from conformance.errors import (
     AdapterError,
     NotSupported,
@@ -230,7 +231,8 @@ class Measured:
         try:
             most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
             client = Client(server.url, server.model)
-            return client.everything(self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1)
+            asked = self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1
+            return watched(lambda: client.everything(*asked), server.ended)
         except StackTimeout as silence:
             raise _of_the_dead(server.ended(), silence) from None
         finally:
