@@ -12,7 +12,9 @@ from conformance.cli import options
 def selftest(
     stack: Annotated[str, typer.Option(help="Stack to plant the faults in.")] = "reference",
     fault: Annotated[list[str] | None, typer.Option("--fault", help="Only this fault (repeatable).")] = None,
-    layers: Annotated[str, typer.Option(help="Only faults of these layers; e2e of a real stack runs when named.")] = "",
+    layers: Annotated[
+        str | None, typer.Option(help="Only faults of these layers; e2e of a real stack runs when named.")
+    ] = None,
     backend: options.Backend = None,
     vllm_python: options.VllmPython = None,
     vllm_source: options.VllmSource = None,

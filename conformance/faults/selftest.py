@@ -25,6 +25,7 @@ from conformance.faults.parts import planted_parts
 from conformance.faults.remembered import RememberedPlanner
 from conformance.faults.seams import FaultyLoader, FaultyPlanner
 from conformance.gate.runner import evaluate, offered
+from conformance.gate.settings import layer_names
 from conformance.result import NO_GO, Status
 from conformance.stacks import parts, registry
 from conformance.stacks.protocols import PlanBuilder, Stack, StackOptions
@@ -81,11 +82,10 @@ class Report(msgspec.Struct):
     exit_code: int
 
 
-def _in_scope(stack_name: str, layers: str) -> list[str]:
+def _in_scope(stack_name: str, layers: str | None) -> list[str]:
     """Of a real stack not the faults of `e2e`, unless it is named (each takes minutes), nor those of one backend."""
-    words = [word.strip() for word in layers.split(",") if word.strip()]
     every = catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
-    chosen = catalogue.check_layers(words) if layers else every
+    chosen = every if layers is None else catalogue.check_layers(layer_names(layers))
     ours = [name for name, fault in FAULTS.items() if fault.layer in chosen]
     return [name for name in ours if stack_name == "reference" or not FAULTS[name].backend]
 
@@ -107,8 +107,10 @@ def _by_place(stack_name: str, names: list[str], backend: str | None) -> dict[_P
     return found
 
 
-def run(stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str = "") -> Report:
-    """Raises UsageError for an unknown stack, fault or backend, StackError where the stack cannot be opened."""
+def run(
+    stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str | None = None
+) -> Report:
+    """Raises UsageError for an unknown stack, fault, backend or layer, StackError where the stack cannot be opened."""
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")

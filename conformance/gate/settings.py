@@ -115,7 +115,7 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     policy = policies().get(settings.policy)
     if policy is None:
         raise nearest(settings.policy, policies(), "policy")
-    layers = catalogue.LAYERS if settings.layers is None else catalogue.check_layers(_layers(settings.layers))
+    layers = catalogue.LAYERS if settings.layers is None else catalogue.check_layers(layer_names(settings.layers))
     stacks = {layer: name for layer, name in _stacks(settings, profile).items() if layer in layers}
     if "reference" in stacks.values() and profile.capability is not None:
         raise UsageError(
@@ -334,7 +334,7 @@ def _required(profile: Profile, policy: Policy, stacks: dict[str, str], tp: int,
         raise UsageError(f"hardware_profiles/{profile.name}.toml: {error}") from None
 
 
-def _layers(text: str) -> list[str]:
+def layer_names(text: str) -> list[str]:
     """Raises UsageError where a name is empty: what was meant there, or by a variable that is not set, is not known."""
     if not text.strip():
         raise UsageError("--layers is empty: name a layer, or leave it out for all of them")
