@@ -17,6 +17,7 @@ from conformance.errors import NotSupported, StackMissing, UsageError
 from conformance.stacks.endpoint import AGAINST, JUDGED
 from conformance.stacks.registry import is_url
 from conformance.target import Target
+from conformance.world import leases
 
 if TYPE_CHECKING:
     from conformance.stacks.protocols import Stack
@@ -84,7 +85,8 @@ def measured(
 
 
 def _device(target: Target) -> str:
-    """In words. Raises NotSupported where engines here would be no evidence about the profile's GPU."""
+    """In words. Raises NotSupported where engines here would be no evidence about the profile's GPU, or there are too
+    few of it."""
     profile, words = hardware_profiles.found()
     here = hardware_profiles.load(profile).capability if profile else None
     if target.capability and here != target.capability and not target.planting:
@@ -93,6 +95,8 @@ def _device(target: Target) -> str:
             f"the profile is of a GPU of capability {major}.{minor}; here: {words}. Run it where that GPU is, or judge "
             "this machine's CPU with --profile cpu"
         )
+    if profile and (here_are := len(leases.visible())) < (most := max(target.sizes or SIZES)):
+        raise NotSupported(f"TP{most} needs {most} GPUs; here {'is' if here_are == 1 else 'are'} {here_are}")
     return words if profile else "CPU"
 
 

@@ -57,7 +57,8 @@ class Seats:
 
     def _need(self, claim: Claim) -> int:
         size = self._run.target.tp
-        return size if claim.together and size <= len(self._visible) else 1
+        several = claim.together or claim.layer == "e2e"  # whose engines are of that size
+        return size if several and size <= len(self._visible) else 1
 
     @cached_property
     def _visible(self) -> list[str]:

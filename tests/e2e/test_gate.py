@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from conformance import catalogue, geometry
-from conformance.errors import UsageError
+from conformance.e2e import opening
+from conformance.errors import NotSupported, UsageError
 from conformance.gate.gate import run_gate
 from conformance.gate.settings import Settings, resolve
 from conformance.gate.verdict import Word
@@ -63,3 +64,15 @@ def test_engines_on_a_gpu_are_started_with_the_backend_that_was_asked_for(profil
     assert found.target.asked == asked
     request = EngineRequest("small", 2, backend=found.target.asked)
     assert engine._settings(request).get("moe_backend", "") == asked
+
+
+@pytest.mark.parametrize(("gpus", "told"), [(3, "a GPU, capability 9.0"), (2, "TP3 needs 3 GPUs; here are 2")])
+def test_too_few_gpus_are_told_before_an_engine_starts(gpus, told, monkeypatch):
+    monkeypatch.setattr("hardware_profiles.found", lambda: ("sm90", "a GPU, capability 9.0"))
+    monkeypatch.setattr("conformance.world.leases.visible", lambda: [f"GPU-{n}" for n in range(gpus)])
+    target = resolve(Settings(profile="sm90", stack="vllm", layers="e2e", tp="2,3")).target
+    if gpus == 3:
+        assert opening._device(target) == told
+        return
+    with pytest.raises(NotSupported, match=told):
+        opening._device(target)

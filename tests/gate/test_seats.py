@@ -48,6 +48,13 @@ def test_one_gpu_until_a_claim_needs_one_a_rank(seats):
     assert len(leases.take(FOUR, 4, 4, 0).devices) == 4
 
 
+@pytest.mark.parametrize("wide", [ALL, catalogue.get("e2e.answers")])
+def test_all_ranks_and_engines_get_a_gpu_a_rank(wide, seats):
+    held = seats(greedy=False)
+    held.suit(wide, [])
+    assert held.environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}
+
+
 def test_a_run_alone_takes_what_its_widest_claim_needs_at_once(seats):
     held = seats(greedy=True)
     held.suit(ONE, [])
