@@ -6,7 +6,7 @@ One whose operators are in another process lists what answers the same questions
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 
@@ -95,3 +95,11 @@ class CustomOp(NamedTuple):
         from conformance.stacks import op_measures
 
         return op_measures.programs(self, batches)
+
+
+class Listed(list[JudgedOp]):
+    """What a stack lists, and in `notes` what it leaves out, by name, and why."""
+
+    def __init__(self, ops: Iterable[JudgedOp], notes: Iterable[str] = ()) -> None:
+        super().__init__(ops)
+        self.notes = tuple(notes)

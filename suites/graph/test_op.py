@@ -15,17 +15,19 @@ from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from suites.moe.test_repeat import same
 
-_MOST = 12
+#: Findings that evidence keeps, and operators that a summary names.
+_MOST, _NAMED = 12, 4
 
 
 class _Found:
     def __init__(self, context: Context, traced: bool = False):
         """`traced`: of the operators those that can be traced. Raises NotSupported where there are none."""
-        offered = list(context.custom_ops)
+        offered = context.custom_ops
         if not offered:
             raise NotSupported("this stack lists no operators")
         self.ops: list[JudgedOp] = [op for op in offered if not traced or op.has_fake()]
-        self.notes = [f"{op.name}: no fake: cannot be compiled" for op in offered if op not in self.ops]
+        untraced = [f"{op.name}: no fake: cannot be compiled" for op in offered if op not in self.ops]
+        self.notes = [*untraced, *getattr(offered, "notes", ())]
         if not self.ops:
             raise NotSupported(f"no operator of this stack has a fake: {', '.join(op.name for op in offered)}")
         self.findings: list[Finding] = []
@@ -37,9 +39,10 @@ class _Found:
     def evidence(self, right: str) -> Evidence:
         head = self.findings[0] if self.findings else None
         names = ", ".join(op.name for op in self.ops)
+        told = names if len(self.ops) <= _NAMED else f"{len(self.ops)} operators"
         return Evidence(
             ok=head is None and self.looked > 0,
-            summary=f"{right}: {names}" if head is None else f"{head.where}: {head.got}; {head.meaning}",
+            summary=f"{right}: {told}" if head is None else f"{head.where}: {head.got}; {head.meaning}",
             expected=f"{self.looked} calls as declared",
             measured={"operators": names},
             findings=self.findings[:_MOST],

@@ -57,8 +57,17 @@ def found(one, device="cpu"):
     import torch
 
     namespace, name = one.name.split("::")
+    module = _module(one.module)  # an operator in Python is registered as its module is imported
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         return None
-    call = getattr(importlib.import_module(one.module), name) if one.module else packet
+    call = getattr(module, name) if one.module else packet
     return Op(packet.default, call, lambda batch, number: one.make(Made(batch, number, device)))
+
+
+def _module(name):
+    """None for no name, or for one that this vLLM has not."""
+    try:
+        return importlib.import_module(name) if name else None
+    except ModuleNotFoundError:
+        return None
