@@ -1,7 +1,7 @@
 """Faults of custom operators: a wrong fake, an alias, a hidden mutation, a graph break.
 
-Planted where the operators are: a stack's worker is sent this file. A fault that an operator has no place for (a fake of
-what returns nothing, a runner of what has none) leaves it as it is.
+Planted where the operators are: a stack's worker is sent this file. A fault that an operator has no place for (a fake
+of what returns nothing, a runner of what has none) leaves it as it is.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def _returns_input(clean: Callable[..., Any], arguments: tuple[Any, ...]) -> Any
 
     def view(made: torch.Tensor) -> torch.Tensor:
         for one in arguments:
-            if isinstance(one, torch.Tensor) and one.dtype == made.dtype and one.dim() == made.dim():
-                if all(n >= due for n, due in zip(one.shape, made.shape, strict=True)):
-                    return one[tuple(slice(due) for due in made.shape)]
+            if not isinstance(one, torch.Tensor) or (one.dtype, one.dim()) != (made.dtype, made.dim()):
+                continue
+            if all(n >= due for n, due in zip(one.shape, made.shape, strict=True)):
+                return one[tuple(slice(due) for due in made.shape)]
         return made
 
     made = clean(*arguments)
@@ -139,10 +140,10 @@ def _mutates_input(clean: Any, arguments: tuple[Any, ...]) -> Any:
 
     made = clean(*arguments)
     for told, one in zip(clean._schema.arguments, arguments, strict=False):
-        if isinstance(one, torch.Tensor) and not told.alias_info and one.is_floating_point():
-            if one.dtype.itemsize > 1:
-                one.mul_(0.5)
-                break
+        numbers = isinstance(one, torch.Tensor) and one.is_floating_point() and one.dtype.itemsize > 1
+        if numbers and not told.alias_info:
+            one.mul_(0.5)
+            break
     return made
 
 

@@ -57,11 +57,11 @@ def _bytes_compared() -> Iterator[None]:
         def allclose(self, a: Any, b: Any, **_: Any) -> bool:
             return same(a, b)
 
-    schema_check_mode.torch = Torch()
+    setattr(schema_check_mode, "torch", Torch())  # noqa: B010
     try:
         yield
     finally:
-        schema_check_mode.torch = torch
+        setattr(schema_check_mode, "torch", torch)  # noqa: B010
 
 
 def same(a: Any, b: Any) -> bool:
@@ -109,6 +109,22 @@ def twice(op: Any, batch: int) -> tuple[bool, bool]:
     changed = not all(same(now, then) for now, then in zip(results, kept, strict=True))
     others = {_memory(one) for one in [*tensors(first), *again] if one.numel()}
     return changed, any(_memory(one) in others for one in before if one.numel())
+
+
+def untouched(op: Any) -> list[str]:
+    """Arguments that the schema lets the operator write, and that no call at either batch, on two inputs, changes."""
+    import torch
+
+    left = {one.name for one in op.op._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+    for batch in op.batches if left else ():
+        for number in (0, 1):
+            arguments = op.arguments(batch, number)
+            kept = copied(arguments)
+            op.op(*arguments)
+            for told, now, then in zip(op.op._schema.arguments, arguments, kept, strict=False):
+                if isinstance(now, torch.Tensor) and not same(now, then):
+                    left.discard(told.name)
+    return sorted(left)
 
 
 def _memory(tensor: Any) -> int:

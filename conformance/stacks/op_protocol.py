@@ -1,7 +1,7 @@
 """Layer `graph`: custom operators, as `torch.compile` and graphs see them.
 
-A stack that registers operators with torch, in the harness's own process, lists them as `custom_ops()`, a CustomOp each.
-One whose operators are in another process lists what answers the same questions (JudgedOp) from there.
+A stack that registers operators with torch, in the harness's own process, lists them as `custom_ops()`, a CustomOp
+each. One whose operators are in another process lists what answers the same questions (JudgedOp) from there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class JudgedOp(Protocol):
     def has_fake(self) -> bool: ...
     def opcheck(self, test: str, batch: int) -> str: ...
     def twice(self, batch: int) -> tuple[bool, bool]: ...
+    def untouched(self) -> list[str]: ...
     def explained(self) -> tuple[int, str, str]: ...
     def compiled(self) -> list[tuple[int, bool, str]]: ...
     def programs(self, batches: tuple[int, ...]) -> tuple[int, str]: ...
@@ -46,7 +47,8 @@ class CustomOp(NamedTuple):
     """`op` is the OpOverload; `call` the Python function that the model's code calls, with the same arguments, all of
     them by position. Results are tensors: returned, one or several, or written into arguments, as the schema says.
     `arguments(batch, number)` makes other values for every number. Batch sizes are two: a fake that is right at one may
-    know that one alone. `runners`: where the operator looks an object up by number. The rest is a JudgedOp's answers."""
+    know that one alone. `runners`: where the operator looks an object up by number. The rest are JudgedOp's answers.
+    """
 
     op: Any
     call: Callable[..., Any]
@@ -80,6 +82,11 @@ class CustomOp(NamedTuple):
         from conformance.stacks import op_measures
 
         return op_measures.twice(self, batch)
+
+    def untouched(self) -> list[str]:
+        from conformance.stacks import op_measures
+
+        return op_measures.untouched(self)
 
     def explained(self) -> tuple[int, str, str]:
         from conformance.stacks import op_measures

@@ -52,6 +52,10 @@ class VllmOp:
         changed, shared = self._measure("twice", batch)
         return changed, shared
 
+    def untouched(self) -> list[str]:
+        told: list[str] = self._measure("untouched")
+        return told
+
     def explained(self) -> tuple[int, str, str]:
         breaks, reason, error = self._measure("explained")
         return breaks, reason, error

@@ -139,6 +139,7 @@ class VllmStack:
         self._kernel: VllmMoe | None = None
         self._quantizer = LibraryQuantizer("vllm", "--vllm-python", lambda: self._worker.process)
         self._attention: VllmAttention | None = None
+        self._ops: Listed | None = None
         self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
@@ -177,9 +178,11 @@ class VllmStack:
 
     def custom_ops(self) -> Listed:
         """Raises NotSupported where none of this vLLM's operators can be called here."""
-        from conformance.stacks.vllm import ops
+        if self._ops is None:
+            from conformance.stacks.vllm import ops
 
-        return ops.listed(self._gpu)
+            self._ops = ops.listed(self._gpu)
+        return self._ops
 
     def attention_graph(self) -> VllmAttentionGraphs:
         """Raises NotSupported where vLLM's attention runs on no GPU."""

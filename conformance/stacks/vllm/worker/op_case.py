@@ -43,13 +43,14 @@ class Made:
 
 
 #: As op_protocol.CustomOp, for this end.
-Op = namedtuple("Op", "op call arguments batches runners", defaults=((8, 5), None))  # noqa: PYI024
-#: `module`: where a Python function of that name is what the model's code calls; "": the operator itself.
-Case = namedtuple("Case", "name make module")  # noqa: PYI024
+Op = namedtuple("Op", "op call arguments batches runners", defaults=((8, 5), None))
+#: `module`: where a Python function of that name is what the model's code calls; "": the operator itself. `registers`:
+#: the module that registers it, where it is another.
+Case = namedtuple("Case", "name make module registers")
 
 
-def case(name, make, module=""):
-    return Case(name, make, module)
+def case(name, make, module="", registers=""):
+    return Case(name, make, module, registers or module)
 
 
 def found(one, device="cpu"):
@@ -57,11 +58,11 @@ def found(one, device="cpu"):
     import torch
 
     namespace, name = one.name.split("::")
-    module = _module(one.module)  # an operator in Python is registered as its module is imported
+    _module(one.registers)
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
         return None
-    call = getattr(module, name) if one.module else packet
+    call = getattr(_module(one.module), name) if one.module else packet
     return Op(packet.default, call, lambda batch, number: one.make(Made(batch, number, device)))
 
 

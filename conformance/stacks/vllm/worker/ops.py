@@ -1,7 +1,12 @@
 """vLLM's custom operators, measured in this process: which of the cases this vLLM has, and what each does."""
 
-from . import op_case, op_cases_cpu, op_cases_gpu, op_cases_ir, op_faults, op_measures
+import importlib
+
+from . import op_case, op_cases_cpu, op_cases_gpu, op_cases_ir
 from .problems import Unsupported, stacks_words
+
+#: Sent along: they run on the harness's side, too.
+op_faults, op_measures = (importlib.import_module(f"{__package__}.{name}") for name in ("op_faults", "op_measures"))
 
 
 def describe_ops():
@@ -24,7 +29,8 @@ def describe_ops():
         notes.append(f"not in this vLLM: {', '.join(absent)}")
     if not kept:
         raise Unsupported(f"no operator of this vLLM can be called on {device}: {'; '.join(notes)}")
-    return {"operators": kept, "library": f"vLLM {vllm.__version__}, torch {torch.__version__}, {device}", "notes": notes}
+    library = f"vLLM {vllm.__version__}, torch {torch.__version__}, {device}"
+    return {"operators": kept, "library": library, "notes": notes}
 
 
 def _device():
@@ -42,15 +48,20 @@ def _cases(device):
 
 def _refusal(op):
     """What one call at each batch raises, in words; nothing where it runs."""
+    import torch
+
     try:
         for batch in op.batches:
             op.op(*op.arguments(batch, 0))
+            if _device() == "cuda":
+                torch.cuda.synchronize()
     except Exception as error:
         return stacks_words(error)
     return ""
 
 
-_HELD = {}
+#: By name and fault.
+_HELD: dict = {}
 
 
 def _held(name, fault):
@@ -69,4 +80,4 @@ def measure_op(method, name, fault, arguments):
     if method == "has_fake":
         return op_measures.has_fake(op.op)
     answer = getattr(op_measures, method)(op, *arguments)
-    return [list(one) for one in answer] if isinstance(answer, list) else answer
+    return [list(one) if isinstance(one, tuple) else one for one in answer] if isinstance(answer, list) else answer
