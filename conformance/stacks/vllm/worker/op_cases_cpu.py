@@ -1,5 +1,9 @@
 """vLLM's operators for CPUs that DeepSeek-V4 calls, with arguments made up: T tokens (the batch), other values for each
-number. Shapes are small ones that the kernels take; caches are pages as vLLM lays them out."""
+number. Shapes are small ones that the kernels take; caches are pages as vLLM lays them out.
+
+Left out are `vllm::moe_forward*` and `vllm::deepseek_v4_cpu_prepare_and_attn`: they call a layer, built and found by
+name, whose own operators are these.
+"""
 
 from .op_case import case
 
@@ -187,6 +191,20 @@ def _packed(m):
     return (m.bf16(m.t, 64, _HIDDEN),)
 
 
+def _packed_scales(m):
+    """Of MXFP4: a byte for 32 columns."""
+    return (m.integers(120, 130, m.t, 64, _HIDDEN // 32, dtype="uint8"),)
+
+
+def _quantised(m):
+    """With a scale for each token."""
+    return m.bf16(m.t, _HIDDEN), True, None
+
+
+def _sampled(m):
+    return (m.floats(m.t, 1024),)
+
+
 _OPS = "vllm._custom_ops"
 CASES = (
     case("_C::hc_pre_fused_cpu", _hc_pre, _OPS),
@@ -206,6 +224,9 @@ CASES = (
     case("_C::inverse_gptj_rope_o_proj_cpu", _rotated_back, _OPS),
     case("_C::bmm_cpu", _grouped, _OPS),
     case("_C::convert_weight_packed", _packed),
+    case("_C::convert_scale_packed", _packed_scales),
+    case("_C::quantize_fp8e4m3_vec", _quantised),
+    case("_C::greedy_argmax", _sampled),
     case("_C::weight_packed_linear", _linear),
     case("_C::fused_experts_cpu", _experts),
     case("_C::silu_and_mul", _silu),
