@@ -1,5 +1,8 @@
-"""vLLM's operators for NVIDIA GPUs that DeepSeek-V4 calls, with arguments made up: T tokens (the batch). Written from
-vLLM 0.33.0's signatures, and run nowhere: no GPU with vLLM was at hand when they were."""
+"""vLLM's operators for NVIDIA GPUs that DeepSeek-V4 calls, with arguments made up: T tokens (the batch).
+
+Written from vLLM 0.33.0's signatures, and run nowhere: that the fakes of the two in Python take these arguments is all
+that was seen.
+"""
 
 from .op_case import case
 
