@@ -1,6 +1,8 @@
 """vLLM's operators for CPUs that DeepSeek-V4 calls, with arguments made up: T tokens (the batch), other values for each
 number. Shapes are small ones that the kernels take; caches are pages as vLLM lays them out.
 
+Beside its path lie SiLU, the norms of `_C` (a CPU runs those of `vllm_ir`), experts in BF16, and what wants AMX-FP8.
+
 Left out are `vllm::moe_forward*` and `vllm::deepseek_v4_cpu_prepare_and_attn`: they call a layer, built and found by
 name, whose own operators are these.
 """
