@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.hyper_protocol import HyperConnections
     from conformance.stacks.model_protocol import ModelLoader
-    from conformance.stacks.op_protocol import CustomOp
+    from conformance.stacks.op_protocol import JudgedOp
     from conformance.stacks.prepare_protocol import Preparation
     from conformance.stacks.quant_calls_protocol import QuantCalls
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
@@ -272,9 +272,9 @@ class Context:
         return runner
 
     @property
-    def custom_ops(self) -> list[CustomOp]:
+    def custom_ops(self) -> Sequence[JudgedOp]:
         """Raises NotSupported where the stack shows no operators of its own."""
-        found: list[CustomOp] = self._opener("custom_ops")()
+        found: Sequence[JudgedOp] = self._opener("custom_ops")()
         return found
 
     @property

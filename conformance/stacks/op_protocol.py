@@ -1,12 +1,13 @@
 """Layer `graph`: custom operators, as `torch.compile` and graphs see them.
 
-A stack that registers operators with torch, in the harness's own process, lists them as `custom_ops()`.
+A stack that registers operators with torch, in the harness's own process, lists them as `custom_ops()`, a CustomOp
+each. One whose operators are in another process lists what answers the same questions (JudgedOp) from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 
 class Runners(NamedTuple):
@@ -20,10 +21,34 @@ class Runners(NamedTuple):
     tokens: Callable[[int, int], Any]
 
 
+class JudgedOp(Protocol):
+    """What the suite asks of an operator: measured where it lives, in simple types; each question is explained in
+    `op_measures`. `library`: words for whose torch it is."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def batches(self) -> tuple[int, int]: ...
+    @property
+    def runners(self) -> Runners | None: ...
+    @property
+    def library(self) -> str: ...
+
+    def has_fake(self) -> bool: ...
+    def opcheck(self, test: str, batch: int) -> str: ...
+    def twice(self, batch: int) -> tuple[bool, bool]: ...
+    def untouched(self) -> list[str]: ...
+    def explained(self) -> tuple[int, str, str]: ...
+    def compiled(self) -> list[tuple[int, bool, str]]: ...
+    def programs(self, batches: tuple[int, ...]) -> tuple[int, str]: ...
+
+
 class CustomOp(NamedTuple):
-    """`op` is the OpOverload, with one tensor as its result; `call` the Python function that the model's code calls,
-    with the same arguments. `arguments(batch, number)` makes other values for every number. Batch sizes are two: a fake
-    that is right at one may know that one alone. `runners`: where the operator looks an object up by number."""
+    """`op` is the OpOverload; `call` the Python function that the model's code calls, with the same arguments, all of
+    them by position. Results are tensors: returned, one or several, or written into arguments, as the schema says.
+    `arguments(batch, number)` makes other values for every number. Batch sizes are two: a fake that is right at one may
+    know that one alone. `runners`: where the operator looks an object up by number. The rest are JudgedOp's answers.
+    """
 
     op: Any
     call: Callable[..., Any]
@@ -36,3 +61,52 @@ class CustomOp(NamedTuple):
         """`namespace::name`"""
         name: str = self.op._schema.name
         return name
+
+    @property
+    def library(self) -> str:
+        import torch
+
+        return f"torch {torch.__version__}"
+
+    def has_fake(self) -> bool:
+        from conformance.stacks import op_measures
+
+        return op_measures.has_fake(self.op)
+
+    def opcheck(self, test: str, batch: int) -> str:
+        from conformance.stacks import op_measures
+
+        return op_measures.opcheck(self, test, batch)
+
+    def twice(self, batch: int) -> tuple[bool, bool]:
+        from conformance.stacks import op_measures
+
+        return op_measures.twice(self, batch)
+
+    def untouched(self) -> list[str]:
+        from conformance.stacks import op_measures
+
+        return op_measures.untouched(self)
+
+    def explained(self) -> tuple[int, str, str]:
+        from conformance.stacks import op_measures
+
+        return op_measures.explained(self)
+
+    def compiled(self) -> list[tuple[int, bool, str]]:
+        from conformance.stacks import op_measures
+
+        return op_measures.compiled(self)
+
+    def programs(self, batches: tuple[int, ...]) -> tuple[int, str]:
+        from conformance.stacks import op_measures
+
+        return op_measures.programs(self, batches)
+
+
+class Listed(list[JudgedOp]):
+    """What a stack lists, and in `notes` what it leaves out, by name, and why."""
+
+    def __init__(self, ops: Iterable[JudgedOp], notes: Iterable[str] = ()) -> None:
+        super().__init__(ops)
+        self.notes = tuple(notes)

@@ -2,191 +2,140 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from conformance.context import Context
 from conformance.errors import NotSupported
 from conformance.result import Evidence, Finding
-from conformance.stacks.op_protocol import CustomOp, Runners
+from conformance.stacks.op_measures import SUCCESS, quiet
+from conformance.stacks.op_protocol import JudgedOp, Runners
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
 from suites.moe.test_repeat import same
 
-_MOST = 12
+#: Findings that evidence keeps, and operators that a summary names.
+_MOST, _NAMED = 12, 4
 
 
 class _Found:
-    def __init__(self, context: Context):
-        self.ops = context.custom_ops
+    def __init__(self, context: Context, traced: bool = False):
+        """`traced`: of the operators those that can be traced. Raises NotSupported where there are none."""
+        offered = context.custom_ops
+        if not offered:
+            raise NotSupported("this stack lists no operators")
+        self.ops: list[JudgedOp] = [op for op in offered if not traced or op.has_fake()]
+        untraced = [f"{op.name}: no fake: cannot be compiled" for op in offered if op not in self.ops]
+        self.notes = [*untraced, *getattr(offered, "notes", ())]
+        if not self.ops:
+            raise NotSupported(f"no operator of this stack has a fake: {', '.join(op.name for op in offered)}")
         self.findings: list[Finding] = []
         self.looked = 0
 
-    def find(self, op: CustomOp, where: str, expected: str, got: str, meaning: str) -> None:
+    def find(self, op: JudgedOp, where: str, expected: str, got: str, meaning: str) -> None:
         self.findings.append(Finding(f"{op.name}, {where}", expected, " ".join(got.split())[:400], meaning))
 
     def evidence(self, right: str) -> Evidence:
         head = self.findings[0] if self.findings else None
         names = ", ".join(op.name for op in self.ops)
+        told = names if len(self.ops) <= _NAMED else f"{len(self.ops)} operators"
         return Evidence(
             ok=head is None and self.looked > 0,
-            summary=f"{right}: {names}" if head is None else f"{head.where}: {head.got}; {head.meaning}",
+            summary=f"{right}: {told}" if head is None else f"{head.where}: {head.got}; {head.meaning}",
             expected=f"{self.looked} calls as declared",
             measured={"operators": names},
             findings=self.findings[:_MOST],
-            method=f"torch {torch.__version__}: opcheck and Dynamo, on a CPU",
+            notes=self.notes,
+            method=f"{self.ops[0].library}: opcheck and Dynamo",
         )
 
 
-def _checked(context: Context, test: str, meaning: str, right: str) -> Evidence:
+def _checked(found: _Found, test: str, meaning: str, right: str) -> Evidence:
     """One test of opcheck at both batch sizes."""
-    found = _Found(context)
     for op in found.ops:
         for batch in op.batches:
-            told = torch.library.opcheck(op.op, op.arguments(batch, 0), test_utils=test, raise_exception=False)
+            told = op.opcheck(test, batch)
             found.looked += 1
-            if told[test] != "SUCCESS":
-                found.find(op, f"batch of {batch}", "what is declared", str(told[test]), meaning)
+            if told != SUCCESS:
+                found.find(op, f"batch of {batch}", "what is declared", told, meaning)
     return found.evidence(right)
 
 
 @claim("graph.op.schema")
 def schema(stack: Stack, context: Context) -> Evidence:
     meaning = "the schema hides a mutation or an alias: compiled code is free to go on with a copy"
-    return _checked(context, "test_schema", meaning, "inputs are mutated and aliased as declared, and in no other way")
+    found = _Found(context)
+    found.notes += [f"{op.name}: {words}" for op in found.ops if (words := _left_alone(op.untouched()))]
+    return _checked(found, "test_schema", meaning, "inputs are mutated and aliased as declared, and in no other way")
+
+
+def _left_alone(names: list[str]) -> str:
+    """A schema that declares too much hides nothing: told, and no failure."""
+    told = f"declared as written, and written by no call: {', '.join(names)}"
+    return told if names else ""
 
 
 @claim("graph.op.fake")
 def fake(stack: Stack, context: Context) -> Evidence:
     meaning = "compiled code is laid out for another result than the kernel gives"
-    return _checked(context, "test_faketensor", meaning, "shape, dtype and strides are those that the fake announces")
+    right = "shape, dtype and strides are those that the fake announces"
+    return _checked(_Found(context, traced=True), "test_faketensor", meaning, right)
 
 
 @claim("graph.op.alias")
 def alias(stack: Stack, context: Context) -> Evidence:
-    """A result lives on while the operator is called again, on other inputs and on its own inputs' memory."""
+    """Results live on while the operator is called again, on other inputs and on its own inputs' memory. What it writes
+    into its arguments is a result, too."""
     found = _Found(context)
     for op in found.ops:
         for batch in op.batches:
-            first, other = op.arguments(batch, 0), op.arguments(batch, 1)
-            before = op.op(*first)
-            kept = before.clone()
-            again = op.op(*other)
+            changed, shared = op.twice(batch)
             found.looked += 2
-            if not bool(same(before, kept).all()):
+            if changed:
                 words = "results lie in one buffer of the operator's own"
                 found.find(op, f"batch of {batch}", "the first result as it was", "changed by a second call", words)
-            given = [argument for argument in first if isinstance(argument, torch.Tensor)]
-            if _memory(before) in {*map(_memory, given), _memory(again)}:
+            if shared:
                 words = "an output is another name for memory that somebody else writes"
                 found.find(op, f"batch of {batch}", "memory of its own", "an input's, or the next call's", words)
     return found.evidence("results of two calls, and their inputs, share no memory")
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 @claim("graph.op.compile")
 def compiled(stack: Stack, context: Context) -> Evidence:
     """Traced whole (`fullgraph=True`), with no graph break, and equal to eager bit for bit."""
-    import torch._dynamo
-
-    found = _Found(context)
-    with _quiet():
-        _traced(found)
-    torch._dynamo.reset()
-    return found.evidence("compiled whole, without a graph break, and equal to eager")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Findings say what Dynamo would warn of."""
-    logs = [logging.getLogger(f"torch.{name}") for name in ("_dynamo", "_subclasses.fake_tensor")]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
-
-
-def _traced(found: _Found) -> None:
+    found = _Found(context, traced=True)
     for op in found.ops:
-        torch._dynamo.reset()
-        model = _model(op)
-        try:
-            told = torch._dynamo.explain(model)(*op.arguments(op.batches[0], 0))
-        except Exception as error:
-            found.find(op, "Dynamo", "a graph", f"{type(error).__name__}: {error}", "it cannot be traced")
+        breaks, reason, error = op.explained()
+        if error:
+            found.find(op, "Dynamo", "a graph", error, "it cannot be traced")
             continue
-        if breaks := max(told.graph_break_count, len(told.break_reasons)):  # the count is of graphs, less one
-            words = told.break_reasons[0].reason if told.break_reasons else "no reason is told"
-            meaning = f"the compiled model leaves the graph in its midst: {' '.join(words.split())[:200]}"
+        if breaks:
+            words = " ".join((reason or "no reason is told").split())[:200]
+            meaning = f"the compiled model leaves the graph in its midst: {words}"
             found.find(op, "Dynamo", "0 graph breaks", str(breaks), meaning)
-        torch._dynamo.reset()
-        whole = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
-        for batch in op.batches:
-            arguments = op.arguments(batch, 0)
+        for batch, equal, error in op.compiled():
             found.looked += 1
-            _compare(found, op, batch, whole, arguments)
-
-
-def _model(op: CustomOp) -> Callable[..., torch.Tensor]:
-    """Code that calls it: what is hidden from the compiler breaks its caller's graph."""
-
-    def model(*arguments: Any) -> torch.Tensor:
-        made: torch.Tensor = op.call(*arguments)
-        return made + 0.0
-
-    return model
-
-
-def _compare(found: _Found, op: CustomOp, batch: int, whole: Any, arguments: tuple[Any, ...]) -> None:
-    want = op.call(*_copied(arguments))
-    try:
-        got = whole(*_copied(arguments))
-    except Exception as error:
-        found.find(op, f"batch of {batch}", "a result", f"{type(error).__name__}: {error}", "it is not compiled whole")
-        return
-    if got.shape != want.shape or got.dtype != want.dtype or not bool(same(got, want).all()):
-        found.find(op, f"batch of {batch}", "eager's bits", "others", "compiled and eager disagree")
+            if error:
+                found.find(op, f"batch of {batch}", "a result", error, "it is not compiled whole")
+            elif not equal:
+                found.find(op, f"batch of {batch}", "eager's bits", "others", "compiled and eager disagree")
+    return found.evidence("compiled whole, without a graph break, and equal to eager")
 
 
 @claim("graph.op.recompiles")
 def recompiles(stack: Stack, context: Context) -> Evidence:
     """Five batch sizes: one program for the first, one for all others."""
-    import torch._dynamo
-
-    found = _Found(context)
-    with _quiet():
-        for op in found.ops:
-            torch._dynamo.reset()
-            made: list[int] = []
-            whole = torch.compile(op.call, fullgraph=True, backend=partial(_counting, made))
-            for batch in (3, 5, 8, 13, 21):
-                found.looked += 1
-                whole(*op.arguments(batch, 0))
-            if len(made) > 2:
-                words = "every new batch size is compiled while it is waited for"
-                found.find(op, "batches of 3, 5, 8, 13 and 21", "two programs at most", f"{len(made)}", words)
-    torch._dynamo.reset()
+    found, batches = _Found(context, traced=True), (3, 5, 8, 13, 21)
+    for op in found.ops:
+        made, error = op.programs(batches)
+        found.looked += len(batches)
+        if error:
+            found.find(op, "batches of 3, 5, 8, 13 and 21", "a result", error, "it is not compiled whole")
+        elif made > 2:
+            words = "every new batch size is compiled while it is waited for"
+            found.find(op, "batches of 3, 5, 8, 13 and 21", "two programs at most", f"{made}", words)
     return found.evidence("no batch size after the second is compiled")
-
-
-def _counting(made: list[int], graph: Any, example_inputs: Any) -> Any:
-    made.append(1)
-    return graph.forward
 
 
 @claim("graph.op.runners")
@@ -197,16 +146,14 @@ def runners(stack: Stack, context: Context) -> Evidence:
     found.ops = [op for op in found.ops if op.runners]
     if not found.ops:
         raise NotSupported("no operator of this stack finds an object by number (no `runners`)")
-    with _quiet():
-        for op in found.ops:
-            assert op.runners
-            torch._dynamo.reset()
+    for op in found.ops:
+        assert op.runners
+        with quiet():
             _by_number(found, op, op.runners)
-    torch._dynamo.reset()
     return found.evidence("numbers find their own objects, compiled and eager, and none once they are free")
 
 
-def _by_number(found: _Found, op: CustomOp, r: Runners) -> None:
+def _by_number(found: _Found, op: JudgedOp, r: Runners) -> None:
     narrow, wide = 24, 40
     first, other, second = r.open(narrow, 1), r.open(wide, 2), r.open(narrow, 3)
     x = r.tokens(op.batches[0], 0)
@@ -239,7 +186,7 @@ def _by_number(found: _Found, op: CustomOp, r: Runners) -> None:
             r.free(number)
 
 
-def _expect(found: _Found, op: CustomOp, where: str, call: Callable[[], torch.Tensor], due: torch.Tensor) -> None:
+def _expect(found: _Found, op: JudgedOp, where: str, call: Callable[[], torch.Tensor], due: torch.Tensor) -> None:
     found.looked += 1
     try:
         got = call()
@@ -248,7 +195,3 @@ def _expect(found: _Found, op: CustomOp, where: str, call: Callable[[], torch.Te
         return
     if got.shape != due.shape or not bool(same(got, due).all()):
         found.find(op, where, "eager's bits", f"others, {tuple(got.shape)}", "compiled and eager disagree")
-
-
-def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments)

@@ -10,8 +10,9 @@ import msgspec
 
 from conformance.errors import NotSupported, StackMissing
 from conformance.faults import graph_steps
+from conformance.faults import ops as op_faults
 from conformance.geometry import Geometry
-from conformance.stacks import interpreter
+from conformance.stacks import interpreter, op_measures
 from conformance.stacks.compile.compiler import ToolchainCompiler
 from conformance.stacks.libraries.quantizer import WORKER as QUANTISERS
 from conformance.stacks.libraries.quantizer import LibraryQuantizer
@@ -25,6 +26,7 @@ from conformance.stacks.vllm.preparation import VllmPreparation, VllmSelection
 
 if TYPE_CHECKING:
     from conformance.stacks.attention_calls_protocol import CallRequest
+    from conformance.stacks.op_protocol import Listed
     from conformance.stacks.protocols import MoeCall, MoeRequest
     from conformance.stacks.quant_calls_protocol import QuantCallRequest
     from conformance.stacks.vllm.attention import VllmAttention
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
     from conformance.stacks.vllm.quantizer import VllmGpuQuantizer
 
 _WORKER = Path(__file__).with_name("worker")
-#: Faults that are planted in a worker's own calls.
-_PLANTED = {"graph_steps": Path(graph_steps.__file__).read_text()}
+#: Faults that are planted in a worker's own calls, and what is measured on either side.
+_SENT = {"graph_steps": graph_steps, "op_faults": op_faults, "op_measures": op_measures}
+_PLANTED = {name: Path(str(module.__file__)).read_text() for name, module in _SENT.items()}
 #: No network, no telemetry, no caches of the user's, no GPU: plan and loading are judged by pretended capabilities.
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -136,6 +139,7 @@ class VllmStack:
         self._kernel: VllmMoe | None = None
         self._quantizer = LibraryQuantizer("vllm", "--vllm-python", lambda: self._worker.process)
         self._attention: VllmAttention | None = None
+        self._ops: Listed | None = None
         self._compiler = ToolchainCompiler(options.python, options.work_dir, options.start_timeout)
 
     def info(self) -> StackInfo:
@@ -171,6 +175,14 @@ class VllmStack:
         from conformance.stacks.vllm.hyper import VllmHyper
 
         return VllmHyper(self._gpu)
+
+    def custom_ops(self) -> Listed:
+        """Raises NotSupported where none of this vLLM's operators can be called here."""
+        if self._ops is None:
+            from conformance.stacks.vllm import ops
+
+            self._ops = ops.listed(self._gpu)
+        return self._ops
 
     def attention_graph(self) -> VllmAttentionGraphs:
         """Raises NotSupported where vLLM's attention runs on no GPU."""

@@ -25,5 +25,6 @@ CALLS = {
     **{name: _of("gpu_quantiser", name) for name in ("describe_quantiser", "quantise")},
     **{name: _of("hyper", name) for name in ("describe_hyper", "hyper")},
     **{name: _of("attention", name) for name in ("describe_attention", "pad_heads", "attention", "close_attention")},
+    **{name: _of("ops", name) for name in ("describe_ops", "measure_op")},
     "graph": _of("graphs", "graph"),
 }
