@@ -1,4 +1,4 @@
-"""Custom operators on a CPU: what they declare against what they do, at two batch sizes, and without a graph break."""
+"""Custom operators: what they declare against what they do, at two batch sizes, and without a graph break."""
 
 from __future__ import annotations
 
