@@ -1,7 +1,7 @@
 """vLLM's operators for CPUs that DeepSeek-V4 calls, with arguments made up: T tokens (the batch), other values for each
 number. Shapes are small ones that the kernels take; caches are pages as vLLM lays them out.
 
-Beside its path lie SiLU, the norms of `_C` (a CPU runs those of `vllm_ir`), experts in BF16, and what wants AMX-FP8.
+Beside its path lie experts in BF16, and what wants AMX-FP8.
 
 Left out are `vllm::moe_forward*` and `vllm::deepseek_v4_cpu_prepare_and_attn`: they call a layer, built and found by
 name, whose own operators are these.
@@ -164,20 +164,6 @@ def _linear(m):
     return m.empty(x[:, :64].contiguous()), x, torch.ops._C.convert_weight_packed(m.bf16(64, _HIDDEN)), None, True
 
 
-def _silu(m):
-    x = m.bf16(m.t, 2 * _HIDDEN)
-    return m.empty(x[:, :_HIDDEN].contiguous()), x
-
-
-def _norm(m):
-    x = m.bf16(m.t, _HIDDEN)
-    return m.empty(x), x, m.bf16(_HIDDEN), _EPS
-
-
-def _norm_added(m):
-    return m.bf16(m.t, _HIDDEN), m.bf16(m.t, _HIDDEN), m.bf16(_HIDDEN), _EPS
-
-
 def _experts(m):
     """BF16 experts: the MXFP4 ones need AMX."""
     import torch
@@ -231,7 +217,4 @@ CASES = (
     case("_C::greedy_argmax", _sampled),
     case("_C::weight_packed_linear", _linear),
     case("_C::fused_experts_cpu", _experts),
-    case("_C::silu_and_mul", _silu),
-    case("_C::rms_norm", _norm, _OPS),
-    case("_C::fused_add_rms_norm", _norm_added, _OPS),
 )

@@ -10,16 +10,6 @@ _HIDDEN, _STREAMS, _EPS = 4096, 4, 1e-6
 _MIXES = 2 * _STREAMS + _STREAMS**2
 
 
-def _silu(m):
-    x = m.bf16(m.t, 2 * _HIDDEN)
-    return m.empty(x[:, :_HIDDEN].contiguous()), x
-
-
-def _norm(m):
-    x = m.bf16(m.t, _HIDDEN)
-    return m.empty(x), x, m.bf16(_HIDDEN), _EPS
-
-
 def _mhc_pre(m):
     streams, fn = m.bf16(m.t, _STREAMS, _HIDDEN), m.floats(_MIXES, _STREAMS * _HIDDEN) / 64
     return streams, fn, m.floats(3), m.floats(_MIXES), _EPS, _EPS, _EPS, 2.0, 20
@@ -32,8 +22,6 @@ def _mhc_post(m):
 
 _MHC = "vllm.model_executor.layers.mhc"
 CASES = (
-    case("_C::silu_and_mul", _silu),
-    case("_C::rms_norm", _norm, "vllm._custom_ops"),
     case("vllm::mhc_pre_tilelang", _mhc_pre, registers=_MHC),
     case("vllm::mhc_post_tilelang", _mhc_post, registers=_MHC),
 )

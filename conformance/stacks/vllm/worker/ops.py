@@ -2,7 +2,7 @@
 
 import importlib
 
-from . import op_case, op_cases_cpu, op_cases_gpu, op_cases_ir
+from . import op_case, op_cases_any, op_cases_cpu, op_cases_gpu
 from .problems import Unsupported, stacks_words
 
 #: Sent along: they run on the harness's side, too.
@@ -43,7 +43,7 @@ def _cases(device):
     """Registered as they are imported."""
     import vllm._custom_ops  # noqa: F401
 
-    return [*(op_cases_cpu if device == "cpu" else op_cases_gpu).CASES, *op_cases_ir.CASES]
+    return [*(op_cases_cpu if device == "cpu" else op_cases_gpu).CASES, *op_cases_any.CASES]
 
 
 def _refusal(op):
