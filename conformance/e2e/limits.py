@@ -7,6 +7,7 @@ and one recipe of prompts; anything else is stale, and refused.
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
 from pathlib import Path
 
@@ -89,9 +90,28 @@ def digest(folder: Path) -> str:
 def known(source: Path) -> list[Limits]:
     """Raises UsageError for a file that holds none."""
     try:
-        return msgspec.convert(tomllib.loads(source.read_text())["limits"], list[Limits])
+        found = msgspec.convert(tomllib.loads(source.read_text())["limits"], list[Limits])
+        for one in found:
+            _check(one)
+        return found
     except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
         raise UsageError(f"{source}: no limits: {error}; `python -m conformance.e2e.calibrate` writes them") from None
+
+
+def _check(one: Limits) -> None:
+    """Raises ValueError for what nothing measured."""
+    clean = {name: getattr(one, name) for name in ("parity", "long", "reference", "schedule")}
+    values = {
+        f"{name}.{field}": value for name, c in clean.items() for field, value in msgspec.structs.asdict(c).items()
+    }
+    values |= {f"blocks.{name}": value for name, value in one.blocks.items()}
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} = {value}: a measured difference, finite and not negative, was due")
+    if lacking := {"attn", "ffn"} - set(one.blocks):
+        raise ValueError(f"blocks has no {', no '.join(sorted(lacking))}")
+    if not one.pairs:
+        raise ValueError("pairs is empty: it must say what was compared")
 
 
 def find(model: str, device: str, path: str | None = None, backend: str = "") -> Limits:

@@ -89,7 +89,7 @@ def _of_the_dead(code: int | None, silence: StackTimeout) -> StackError:
     """A server that is silent because it has ended by itself crashed; one that was killed proves nothing."""
     if code is None:
         return silence
-    words = f"the server ended with exit status {code} while it was asked ({silence})"
+    words = f"the server, or a process of it, ended with exit status {code} while it was asked ({silence})"
     if code == -signal.SIGKILL:
         return AdapterError(f"{words}; killed from outside (out of memory?)")
     return StackCrashed(words)
@@ -232,7 +232,10 @@ class Measured:
             most = server.context or self.plan.config.get("max_position_embeddings") or _CONTEXT
             client = Client(server.url, server.model)
             asked = self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1
-            return watched(lambda: client.everything(*asked), server.ended)
+            told = watched(lambda: client.everything(*asked), server.ended)
+            if (code := server.ended()) is not None:
+                raise _of_the_dead(code, StackTimeout("its last answers are errors"))
+            return told
         except StackTimeout as silence:
             raise _of_the_dead(server.ended(), silence) from None
         finally:

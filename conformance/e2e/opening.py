@@ -95,7 +95,7 @@ def _device(target: Target) -> str:
             f"the profile is of a GPU of capability {major}.{minor}; here: {words}. Run it where that GPU is, or judge "
             "this machine's CPU with --profile cpu"
         )
-    if profile and (here_are := len(leases.visible())) < (most := max(target.sizes or SIZES)):
+    if profile and target.capability and (here_are := len(leases.visible())) < (most := max(target.sizes or SIZES)):
         raise NotSupported(f"TP{most} needs {most} GPUs; here {'is' if here_are == 1 else 'are'} {here_are}")
     return words if profile else "CPU"
 

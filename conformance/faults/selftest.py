@@ -17,7 +17,7 @@ from conformance.checkpoint import folder
 from conformance.checkpoint.folder import Files
 from conformance.context import Context
 from conformance.e2e.replies import SERVING
-from conformance.errors import NotSupported, nearest
+from conformance.errors import NotSupported, UsageError, nearest
 from conformance.faults.catalogue import FAULTS
 from conformance.faults.engines import needed
 from conformance.faults.fault import Fault
@@ -110,10 +110,17 @@ def _by_place(stack_name: str, names: list[str], backend: str | None) -> dict[_P
 def run(
     stack_name: str, options: StackOptions, only: list[str], backend: str | None, layers: str | None = None
 ) -> Report:
-    """Raises UsageError for an unknown stack, fault, backend or layer, StackError where the stack cannot be opened."""
+    """Raises UsageError for an unknown stack, fault, backend or layer and for a fault of none of these layers,
+    StackError where the stack cannot be opened."""
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
+    if only and layers is not None:
+        outside = [name for name in only if FAULTS[name].layer not in catalogue.check_layers(layer_names(layers))]
+        if outside:
+            raise UsageError(
+                f"--fault {outside[0]} is of layer {FAULTS[outside[0]].layer}, outside of --layers {layers}"
+            )
     names = only or _in_scope(stack_name, layers)
     _target(stack_name, backend or BACKEND)
     planted, alarms = dict[str, Planted](), dict[str, str]()

@@ -101,6 +101,14 @@ class RunFolder:
             raise
         return target
 
+    def abandon(self) -> None:
+        """A run that was refused before it measured anything leaves no folder in the way of the corrected call."""
+        evidence, manifest = self.path / "evidence.jsonl", self.path / "manifest.json"
+        if evidence.stat().st_size == 0 and {p.name for p in self.path.iterdir()} <= {evidence.name, manifest.name}:
+            evidence.unlink()
+            manifest.unlink(missing_ok=True)
+            self.path.rmdir()
+
     def close(self) -> None:
         self._evidence.close()
 

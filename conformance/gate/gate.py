@@ -7,6 +7,7 @@ from pathlib import Path
 
 from conformance import report
 from conformance.catalogue import Claim
+from conformance.errors import UsageError
 from conformance.gate import schedule, waivers
 from conformance.gate.folder import RunFolder, default_path
 from conformance.gate.runner import Runner
@@ -40,6 +41,9 @@ def run_gate(
         report.write_all(folder, verdict)
         waivers.check_stale(results, run.waivers)
         return verdict, path
+    except UsageError:
+        folder.abandon()
+        raise
     finally:
         runner.close()
         folder.close()

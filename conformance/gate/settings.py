@@ -139,6 +139,8 @@ def resolve(settings: Settings, default_profile: str | None = None) -> Resolved:
     backend = hardware_profiles.backends().get(backend_name)
     if backend is None:
         raise nearest(backend_name, hardware_profiles.backends(), "backend")
+    if settings.backend and layers == ("e2e",) and not profile.capability and settings.stack not in (None, "reference"):
+        raise UsageError("--backend is for GPUs: engines on a CPU have kernels of their own; leave it out")
     files = _files(settings)
     model = files.geometry if files else _geometry(settings)
     sizes = _sizes(settings, layers)

@@ -17,8 +17,8 @@ def show(reporter: pytest.TerminalReporter, run: Resolved, verdict: Verdict, pat
     reporter.write_sep("=", "conformance")
     reporter.write_line(words.opening(run))
     reporter.write_line(words.counts(verdict, path))
-    if missing := words.unproved(verdict):
-        reporter.write_line(f"required and not proved: {', '.join(missing)}")
+    if lacking := words.lacking(verdict):
+        reporter.write_line(lacking)
     if interrupted:
         reporter.write_line(f"interrupted: --run-dir {path} --resume goes on with this run")
     reporter.write_line(verdict.headline, bold=True, **{_COLOURS[verdict.verdict]: True})

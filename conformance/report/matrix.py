@@ -20,7 +20,7 @@ def print_matrix(report: Report, to_stderr: bool = False) -> None:
     console = Console(stderr=to_stderr, highlight=False)
     table = Table(title=f"{report.stack} stack, {report.geometry} at TP{report.tp}", title_justify="left", box=None)
     for heading in ("fault", "outcome", "claims that name it"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "fault")
     for planted in report.faults:
         claims = ", ".join(
             f"{claim}"
@@ -35,5 +35,6 @@ def print_matrix(report: Report, to_stderr: bool = False) -> None:
     for claim, words in report.clean.items():
         console.print(f"without any fault: {claim} {words}", markup=False)
     counts = ", ".join(f"{n} {word}" for word, n in report.counts.items() if n)
-    silent = "the clean stack is silent" if not report.clean else f"{len(report.clean)} claims fail clean"
-    console.print(f"{len(report.faults)} faults: {counts}; {silent}", markup=False)
+    silent = "the clean stack is silent" if not report.clean else f"{len(report.clean)} claims do not pass clean"
+    plural = "" if len(report.faults) == 1 else "s"
+    console.print(f"{len(report.faults)} fault{plural}: {counts}; {silent}", markup=False)

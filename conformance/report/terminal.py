@@ -54,6 +54,6 @@ class Terminal:
 
     def closing(self, verdict: Verdict, path: Path) -> None:
         self.say(words.counts(verdict, path))
-        if verdict.verdict is Word.INCOMPLETE and (missing := words.unproved(verdict)):
-            self.say(f"required and not proved: {', '.join(missing)}")
+        if lacking := words.lacking(verdict):
+            self.say(lacking)
         self._console.print(Text(verdict.headline, style=_WORDS[verdict.verdict]))

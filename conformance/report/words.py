@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance.gate.settings import Resolved
-from conformance.gate.verdict import Verdict
+from conformance.gate.verdict import Verdict, Word
 from conformance.result import ClaimResult, Status
 
 _FINDINGS = 3
@@ -53,3 +53,12 @@ def counts(verdict: Verdict, path: Path) -> str:
 def unproved(verdict: Verdict) -> list[str]:
     """Ids that are required and neither passed nor turned out not to apply."""
     return [r.id for r in verdict.claims if r.required and r.status not in (Status.PASS, Status.NOT_APPLICABLE)]
+
+
+def lacking(verdict: Verdict) -> str:
+    """Why it is INCOMPLETE, in a line; empty where it is not."""
+    if verdict.verdict is not Word.INCOMPLETE:
+        return ""
+    if missing := unproved(verdict):
+        return f"required and not proved: {', '.join(missing)}"
+    return f"profile {verdict.profile} requires none of these claims, or none that applies: nothing here makes a GO"

@@ -98,16 +98,22 @@ def _written(op: Any, arguments: Any) -> list[Any]:
     return [a for a, mutable in zip(arguments, declared, strict=False) if mutable and isinstance(a, torch.Tensor)]
 
 
-def twice(op: Any, batch: int) -> tuple[bool, bool]:
-    """Two calls on other inputs. (is a result of the first another after the second?, does a returned tensor lie in
-    memory of an input, or of what the second returns?). Results are what is returned and what is written."""
-    first, other = op.arguments(batch, 0), op.arguments(batch, 1)
+#: Calls while the first one's results are held: as many slices as a ring of buffers may have, and one.
+_HELD = 9
+
+
+def lasting(op: Any, batch: int) -> tuple[bool, bool]:
+    """One call, and others on other inputs. (is a result of the first another after them?, does a returned tensor lie
+    in memory of an input, or of what a later one returns?). Results are what is returned and what is written."""
+    first = op.arguments(batch, 0)
     before = tensors(op.op(*first))
     results = [*before, *_written(op, first)]
     kept = [one.clone() for one in results]
-    again = tensors(op.op(*other))
-    changed = not all(same(now, then) for now, then in zip(results, kept, strict=True))
-    others = {_memory(one) for one in [*tensors(first), *again] if one.numel()}
+    changed, others = False, {_memory(one) for one in tensors(first) if one.numel()}
+    for number in range(1, _HELD + 1):
+        again = tensors(op.op(*op.arguments(batch, number)))
+        others |= {_memory(one) for one in again if one.numel()}
+        changed = changed or not all(same(now, then) for now, then in zip(results, kept, strict=True))
     return changed, any(_memory(one) in others for one in before if one.numel())
 
 

@@ -36,7 +36,7 @@ class JudgedOp(Protocol):
 
     def has_fake(self) -> bool: ...
     def opcheck(self, test: str, batch: int) -> str: ...
-    def twice(self, batch: int) -> tuple[bool, bool]: ...
+    def lasting(self, batch: int) -> tuple[bool, bool]: ...
     def untouched(self) -> list[str]: ...
     def explained(self) -> tuple[int, str, str]: ...
     def compiled(self) -> list[tuple[int, bool, str]]: ...
@@ -78,10 +78,10 @@ class CustomOp(NamedTuple):
 
         return op_measures.opcheck(self, test, batch)
 
-    def twice(self, batch: int) -> tuple[bool, bool]:
+    def lasting(self, batch: int) -> tuple[bool, bool]:
         from conformance.stacks import op_measures
 
-        return op_measures.twice(self, batch)
+        return op_measures.lasting(self, batch)
 
     def untouched(self) -> list[str]:
         from conformance.stacks import op_measures
@@ -105,8 +105,11 @@ class CustomOp(NamedTuple):
 
 
 class Listed(list[JudgedOp]):
-    """What a stack lists, and in `notes` what it leaves out, by name, and why."""
+    """What a stack lists, and in `notes` what it leaves out, by name, and why. `refused`: what should have been judged,
+    and whose call raises, in words; `device`: cpu or cuda, where calls run."""
 
-    def __init__(self, ops: Iterable[JudgedOp], notes: Iterable[str] = ()) -> None:
+    def __init__(
+        self, ops: Iterable[JudgedOp], notes: Iterable[str] = (), refused: Iterable[str] = (), device: str = ""
+    ) -> None:
         super().__init__(ops)
-        self.notes = tuple(notes)
+        self.notes, self.refused, self.device = tuple(notes), tuple(refused), device

@@ -67,7 +67,7 @@ def _chosen(allowed: str, found: list[str]) -> list[str]:
             chosen.append(word)
         else:
             break
-    return chosen
+    return list(dict.fromkeys(chosen))
 
 
 def take(devices: Sequence[str], least: int, most: int, limit: float) -> Lease:

@@ -11,8 +11,8 @@ from references import attention_output
 from suites.attention import output_weights as weights
 from suites.attention import random_scenes
 from suites.attention.bench import Bench
+from suites.moe.bits import same
 from suites.moe.ranks import to_bytes
-from suites.moe.test_repeat import same
 
 RATIO = 4
 

@@ -10,7 +10,7 @@ import torch
 from conformance.stacks.graph_protocol import Buffers, GraphedLayer, Step
 from conformance.world.member import Member
 from suites.graph.bench import MoeGraphBench
-from suites.moe.test_repeat import same
+from suites.moe.bits import same
 
 
 def replayed(member: Member, replays: int) -> dict[str, Any]:

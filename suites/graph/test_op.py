@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,7 @@ from conformance.stacks.op_measures import SUCCESS, quiet
 from conformance.stacks.op_protocol import JudgedOp, Runners
 from conformance.stacks.protocols import Stack
 from conformance.suite import claim
-from suites.moe.test_repeat import same
+from suites.moe.bits import same
 
 #: Findings that evidence keeps, and operators that a summary names.
 _MOST, _NAMED = 12, 4
@@ -25,24 +26,39 @@ class _Found:
         offered = context.custom_ops
         if not offered:
             raise NotSupported("this stack lists no operators")
+        if context.target.capability and not context.target.planting and getattr(offered, "device", "") == "cpu":
+            raise NotSupported(
+                "the profile is of a GPU, and no operator but a CPU's can be called here: run it where that GPU is, or "
+                "judge these with --profile cpu"
+            )
         self.ops: list[JudgedOp] = [op for op in offered if not traced or op.has_fake()]
-        untraced = [f"{op.name}: no fake: cannot be compiled" for op in offered if op not in self.ops]
-        self.notes = [*untraced, *getattr(offered, "notes", ())]
+        self.untraced = [op.name for op in offered if op not in self.ops]
+        untraced = [f"{name}: no fake: cannot be compiled" for name in self.untraced]
+        self.refused: list[str] = [*getattr(offered, "refused", ())]
+        self.notes = [*untraced, *getattr(offered, "notes", ()), *self.refused]
         if not self.ops:
             raise NotSupported(f"no operator of this stack has a fake: {', '.join(op.name for op in offered)}")
         self.findings: list[Finding] = []
         self.looked = 0
 
     def find(self, op: JudgedOp, where: str, expected: str, got: str, meaning: str) -> None:
-        self.findings.append(Finding(f"{op.name}, {where}", expected, " ".join(got.split())[:400], meaning))
+        self.findings.append(
+            Finding(f"{op.name}, {where}", expected, textwrap.shorten(got, 400, placeholder=" ..."), meaning)
+        )
 
     def evidence(self, right: str) -> Evidence:
+        """Raises NotSupported where all that was judged is right, and calls of others raise: those are not proved."""
         head = self.findings[0] if self.findings else None
+        if head is None and self.refused:
+            raise NotSupported(f"{len(self.ops)} operators are right, and calls of others raise: {self.refused[0]}")
         names = ", ".join(op.name for op in self.ops)
         told = names if len(self.ops) <= _NAMED else f"{len(self.ops)} operators"
+        told += f" ({len(self.untraced)} more have no fake)" if self.untraced else ""
         return Evidence(
             ok=head is None and self.looked > 0,
-            summary=f"{right}: {told}" if head is None else f"{head.where}: {head.got}; {head.meaning}",
+            summary=f"{right}: {told}"
+            if head is None
+            else f"{head.where}: {head.got}; {head.expected} was due; {head.meaning}",
             expected=f"{self.looked} calls as declared",
             measured={"operators": names},
             findings=self.findings[:_MOST],
@@ -60,6 +76,11 @@ def _checked(found: _Found, test: str, meaning: str, right: str) -> Evidence:
             if told != SUCCESS:
                 found.find(op, f"batch of {batch}", "what is declared", told, meaning)
     return found.evidence(right)
+
+
+def _shortened(text: str) -> str:
+    """Of a reason the first words, and no half one."""
+    return textwrap.shorten(text, 200, placeholder=" ...")
 
 
 @claim("graph.op.schema")
@@ -85,20 +106,22 @@ def fake(stack: Stack, context: Context) -> Evidence:
 
 @claim("graph.op.alias")
 def alias(stack: Stack, context: Context) -> Evidence:
-    """Results live on while the operator is called again, on other inputs and on its own inputs' memory. What it writes
-    into its arguments is a result, too."""
+    """Results live on while the operator is called again and again, on other inputs. What it writes into its arguments
+    is a result, too."""
     found = _Found(context)
     for op in found.ops:
         for batch in op.batches:
-            changed, shared = op.twice(batch)
+            changed, shared = op.lasting(batch)
             found.looked += 2
             if changed:
                 words = "results lie in one buffer of the operator's own"
-                found.find(op, f"batch of {batch}", "the first result as it was", "changed by a second call", words)
+                found.find(op, f"batch of {batch}", "the first result as it was", "changed by later calls", words)
             if shared:
                 words = "an output is another name for memory that somebody else writes"
-                found.find(op, f"batch of {batch}", "memory of its own", "an input's, or the next call's", words)
-    return found.evidence("results of two calls, and their inputs, share no memory")
+                found.find(
+                    op, f"batch of {batch}", "memory of its own", "that of an input, or of the next result", words
+                )
+    return found.evidence("results of a call, its inputs and the results of later calls share no memory")
 
 
 @claim("graph.op.compile")
@@ -111,9 +134,9 @@ def compiled(stack: Stack, context: Context) -> Evidence:
             found.find(op, "Dynamo", "a graph", error, "it cannot be traced")
             continue
         if breaks:
-            words = " ".join((reason or "no reason is told").split())[:200]
+            words = _shortened(reason or "no reason is told")
             meaning = f"the compiled model leaves the graph in its midst: {words}"
-            found.find(op, "Dynamo", "0 graph breaks", str(breaks), meaning)
+            found.find(op, "Dynamo", "no graph break", f"{breaks} graph breaks", meaning)
         for batch, equal, error in op.compiled():
             found.looked += 1
             if error:
@@ -134,7 +157,7 @@ def recompiles(stack: Stack, context: Context) -> Evidence:
             found.find(op, "batches of 3, 5, 8, 13 and 21", "a result", error, "it is not compiled whole")
         elif made > 2:
             words = "every new batch size is compiled while it is waited for"
-            found.find(op, "batches of 3, 5, 8, 13 and 21", "two programs at most", f"{made}", words)
+            found.find(op, "batches of 3, 5, 8, 13 and 21", "two programs at most", f"{made} programs", words)
     return found.evidence("no batch size after the second is compiled")
 
 
@@ -145,7 +168,7 @@ def runners(stack: Stack, context: Context) -> Evidence:
     found = _Found(context)
     found.ops = [op for op in found.ops if op.runners]
     if not found.ops:
-        raise NotSupported("no operator of this stack finds an object by number (no `runners`)")
+        raise NotSupported("no operator of this stack finds an object by number (no `runners`): nothing to prove")
     for op in found.ops:
         assert op.runners
         with quiet():
@@ -174,7 +197,9 @@ def _by_number(found: _Found, op: JudgedOp, r: Runners) -> None:
     later = r.open(narrow, 4)
     found.looked += 2
     if later in due:
-        found.find(op, "a number that was free", "a new number", f"{later} again", "old graphs find the new object")
+        found.find(
+            op, "a number that was free", "a new number", f"number {later} again", "old graphs find the new object"
+        )
     for how, call in (("eager", lambda: r.call(x, first, narrow)), ("compiled", lambda: one(x, first))):
         try:
             call()

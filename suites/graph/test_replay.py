@@ -11,7 +11,7 @@ from conformance.suite import claim
 from suites.graph.attention import AttentionGraphBench
 from suites.graph.bench import GraphBench, MoeGraphBench
 from suites.graph.layer import LayerGraphBench
-from suites.moe.test_repeat import same
+from suites.moe.bits import same
 
 #: Replays of a graph; where graphs are simulated, the first rank's largest MoE alone is replayed that often.
 _MANY, _FEW, _FEWEST = 100, 10, 4
@@ -64,7 +64,7 @@ def _replays(bench: GraphBench, rank: int, tokens: int) -> int:
         return _MANY
     if bench.name != "graph":
         return _FEWEST
-    return _MANY if rank == bench.context.ranks[0] and tokens == max(bench.sizes) else _FEW
+    return _MANY if rank == bench.context.ranks[0] and tokens == max(bench.runner.sizes) else _FEW
 
 
 def _fresh(bench: GraphBench) -> Evidence:
@@ -102,7 +102,7 @@ def _inputs(bench: GraphBench) -> Evidence:
 
 def _steady(bench: GraphBench) -> Evidence:
     for rank in bench.context.ranks:
-        for tokens in {min(bench.sizes), max(bench.sizes)}:
+        for tokens in sorted({min(bench.sizes), max(bench.runner.sizes), max(bench.sizes)}):
             held = bench.held(tokens)
             with bench.layer(rank) as layer, bench.captured(layer, held, rank) as graph:
                 given = bench.fresh(tokens, 0, rank)

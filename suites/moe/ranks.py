@@ -11,7 +11,7 @@ from conformance import catalogue
 from conformance.world.member import Member
 from suites.moe import random_batch
 from suites.moe.bench import Bench
-from suites.moe.test_repeat import same
+from suites.moe.bits import same
 
 
 def checks(member: Member, claims: list[str]) -> list[dict[str, Any]]:

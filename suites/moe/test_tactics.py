@@ -16,8 +16,8 @@ from conformance.stacks.protocols import MoeLayer, Stack
 from conformance.suite import claim
 from suites.moe import random_batch
 from suites.moe.bench import Bench
+from suites.moe.bits import same
 from suites.moe.random_batch import BATCHES, Batch, Right
-from suites.moe.test_repeat import same
 
 _MOST = 12
 

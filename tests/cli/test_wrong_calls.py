@@ -38,6 +38,7 @@ NAMES = [
     ("gate --profile cpu --layers=", "--layers is empty: name a layer"),
     ("gate --profile cpu --layers plan --claim graph.*", "--claim graph.* is outside of --layers plan"),
     ("selftest --layers=", "--layers is empty: name a layer"),
+    ("selftest --layers loader --fault graph-frozen-routes", "of layer graph, outside of --layers loader"),
     ("gate --profile cpu --layers ,", "--layers ',': an empty name beside a comma"),
     ("gate --profile cpu --layers attention,", "--layers 'attention,': an empty name beside a comma"),
     ("gate --profile cpu --policy auditt", "unknown policy 'auditt'; nearest: audit "),

@@ -24,6 +24,7 @@ from conformance.target import Target
         ("a whole number from 1 to", {"tp": "2,x", "layers": "e2e"}),
         ("a folder with config.json and", {"model": "/nowhere", "layers": "e2e"}),
         ("--limits are those of a --model", {"limits": "x.toml", "layers": "e2e"}),
+        ("--backend is for GPUs", {"backend": "marlin", "layers": "e2e", "stack": "vllm", "profile": "cpu"}),
     ],
 )
 def test_wrong_calls(words, settings):
@@ -60,7 +61,8 @@ def test_the_reference_stack_goes(tmp_path):
     ("profile", "backend", "asked"), [("sm90", "marlin", "marlin"), ("sm90", None, ""), ("cpu", "marlin", "")]
 )
 def test_engines_on_a_gpu_are_started_with_the_backend_that_was_asked_for(profile, backend, asked):
-    found = resolve(Settings(profile=profile, stack="vllm", backend=backend, layers="e2e", tp="1,2"))
+    layers, tp = ("e2e", "1,2") if profile == "sm90" else ("loader,e2e", "2")
+    found = resolve(Settings(profile=profile, stack="vllm", backend=backend, layers=layers, tp=tp))
     assert found.target.asked == asked
     request = EngineRequest("small", 2, backend=found.target.asked)
     assert engine._settings(request).get("moe_backend", "") == asked

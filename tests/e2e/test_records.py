@@ -76,6 +76,23 @@ def test_limits_fit_one_checkpoint_device_and_recipe(tmp_path):
         limits.find(digest, "reference stack", str(own))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("p99 = 0.0917", "p99 = inf", "parity.p99 = inf: a measured difference"),
+        ("p99 = 0.0917", "p99 = nan", "parity.p99 = nan: a measured difference"),
+        ("max = 0.1340", "max = -1.0", "parity.max = -1.0: a measured difference"),
+        ("attn = 0.0045", "attn = inf", "blocks.attn = inf: a measured difference"),
+        ("attn = 0.0045, ", "", "blocks has no attn"),
+    ],
+)
+def test_limits_that_nothing_measured_are_refused(tmp_path, old, new, told):
+    own = tmp_path / "limits.toml"
+    own.write_text(limits._OWN.read_text().replace(old, new, 1))
+    with pytest.raises(UsageError, match=told):
+        limits.find("0" * 64, "CPU", str(own))
+
+
 @pytest.mark.parametrize("limit", [1.0, 10.0])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("preset", ["e2e", "learned"])

@@ -13,6 +13,8 @@ import pytest
 from conformance.errors import UsageError
 from conformance.gate import folder
 from conformance.gate.folder import RunFolder, read_evidence
+from conformance.gate.gate import run_gate
+from conformance.gate.settings import Settings, resolve
 from conformance.result import Evidence, Status
 from tests.gate.fakes import claim, install, resolved, result
 
@@ -186,3 +188,11 @@ def test_the_manifest_says_what_another_needs(run, tmp_path, monkeypatch):
     assert told["environment"]["NCCL_DEBUG"] == "INFO"
     assert "SECRET_TOKEN" not in told["environment"]
     assert told["packages"]["torch"]
+
+
+def test_a_refused_run_leaves_nothing_in_the_way(tmp_path):
+    folder = tmp_path / "run"
+    settings = {"stack": "vllm", "profile": "cpu", "layers": "plan", "run_dir": str(folder)}
+    with pytest.raises(UsageError, match="--vllm-python"):
+        run_gate(resolve(Settings(vllm_python=str(tmp_path / "none"), **settings)))
+    assert not folder.exists()

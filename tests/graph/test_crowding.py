@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import torch
 
 from conformance import catalogue
+from conformance.errors import AdapterError
 from conformance.faults.graph_steps import recording
 from conformance.gate.runner import evaluate
 from conformance.result import Status
@@ -101,20 +104,72 @@ def test_a_layer_without_a_reference_is_held_to_the_norm_of_its_rows(planted, du
     assert planted or any("of a row's norm at most" in note for note in evidence.notes)
 
 
+def _column(factor):
+    """That of the first output alone."""
+    return torch.cat([torch.tensor([factor]), torch.ones(4095)])
+
+
 @pytest.mark.parametrize(
-    ("factor", "ok"), [(1 + LAST_BIT, True), (1 + 2.0**-5, False), (0.0, False), (torch.nan, False)]
+    ("factor", "ok"),
+    [
+        *((1 + LAST_BIT, True), (1 + 2.0**-6, False), (0.0, False), (torch.nan, False)),
+        *((_column(1 + LAST_BIT), True), (_column(1.3), False), (_column(0.0), False), (_column(-1.0), False)),
+    ],
 )
 def test_sums_over_ranks_are_held_to_the_norm_of_their_rows(factor, ok, monkeypatch):
     stack, context = _context()
     declared = msgspec.structs.replace(stack.moe().capabilities(), tile_tokens=TILE)
     monkeypatch.setattr(type(stack.moe()), "capabilities", lambda self: declared)
-    bench, want = MoeGraphBench(context), torch.randn(3, 64).bfloat16()
+    bench, want = MoeGraphBench(context), torch.randn(3, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    want[:, 0] = 1.0
     inputs = {"ids": torch.tensor([[0], [0], [1]], dtype=torch.int32)}
     got = want.clone()
     got[:2] = (got[:2].double() * factor).bfloat16()
     assert bench.alike(1, "a sum", got, want, inputs, summed=True)
     assert not bench.findings if ok else len(bench.findings) == 2
     assert not bench.alike(1, "a sum", got.roll(1, 0), want, inputs, summed=True)
+
+
+class _Again:
+    """A kernel whose every other call of a batch differs by a factor in tokens that crowd."""
+
+    def __init__(self, layer, off):
+        self._layer, self._off, self._calls = layer, off, 0
+
+    def run(self, x, ids, weights, out, tactic=None):
+        self._layer.run(x, ids, weights, out, tactic)
+        self._calls += 1
+        if self._calls % 2 == 0:
+            rows = crowded(ids, TILE)
+            out[rows] = (out[rows].double() * (1 + self._off)).to(out.dtype)
+
+    def __getattr__(self, name):
+        return getattr(self._layer, name)
+
+
+@pytest.mark.parametrize("claim", ["moe.repeat.bitwise", "graph.jit.shapes", "graph.jit.memory"])
+@pytest.mark.parametrize(
+    ("off", "tile", "due"),
+    [
+        (LAST_BIT, TILE, Status.PASS),
+        (LAST_BIT, 0, Status.FAIL),
+        (1.0, TILE, Status.FAIL),
+        (torch.nan, TILE, Status.FAIL),
+    ],
+)
+def test_calls_are_held_to_their_bound_as_replays_are(claim, off, tile, due, monkeypatch):
+    stack, context = _context()
+    kernel, moe = context.moe, stack.moe().capabilities()
+    declared = msgspec.structs.replace(moe, tile_tokens=tile, pins_tactics=False)
+    again = SimpleNamespace(capabilities=lambda: declared, open=lambda request: _Again(kernel.open(request), off))
+    monkeypatch.setattr(type(context), "moe", property(lambda self: again))
+    status, _, evidence = evaluate(catalogue.get(claim), stack, context)
+    assert status is due, evidence.summary
+
+
+def test_fewer_than_no_tokens_is_no_tile():
+    with pytest.raises(AdapterError, match="tile_tokens=-1: a number of tokens, or 0, was due"):
+        crowded(torch.zeros(1, 1, dtype=torch.int32), -1)
 
 
 def test_who_crowds():

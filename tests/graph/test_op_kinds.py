@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import msgspec
 import pytest
 import torch
 
@@ -114,13 +115,13 @@ def _nudging(x):
 @pytest.mark.parametrize(
     ("op", "claim", "words"),
     [
-        (_first_again, "alias", "batch of 8: changed by a second call"),
-        (_second_kept, "alias", "changed by a second call"),
+        (_first_again, "alias", "batch of 8: changed by later calls"),
+        (_second_kept, "alias", "changed by later calls"),
         (lambda: _out(_spoiling), "schema", "x is not defined as mutable but was mutated"),
         (lambda: _codes(_spoiling_codes), "schema", "x is not defined as mutable but was mutated"),
         (lambda: _pair(_nudging), "schema", "x is not defined as mutable but was mutated"),
         (lambda: _pair(lambda x: (x, x.sum(1))), "schema", "alias"),
-        (lambda: _pair(lambda x: (x[:], x.sum(1))), "alias", "an input's, or the next call's"),
+        (lambda: _pair(lambda x: (x[:], x.sum(1))), "alias", "that of an input, or of the next result"),
         (lambda: _pair(fake=lambda x: (torch.empty_like(x), x.new_empty(8))), "fake", "batch of 5: .*[Ss]hape"),
         (lambda: _pair(lambda x: (2 * x, x.sum(1).double())), "fake", "float64"),
         # `len` is a plain number to torch: the batch is compiled in
@@ -202,3 +203,35 @@ def test_a_fault_without_a_place_changes_nothing(fault):
 
 def test_a_planted_operator_without_a_fake_stays_without_one():
     assert not faults.planted(_untraced(), faults.mutates_input).has_fake()
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 8])
+def test_a_ring_of_buffers_is_seen_whatever_its_length(slices):
+    buffers, turn = [torch.empty(8, 24) for _ in range(slices)], itertools.count()
+
+    def ring(x):
+        return buffers[next(turn) % slices][: len(x)].copy_(2 * x)
+
+    op = _op("(Tensor x) -> Tensor", ring, lambda b, n: (_values(b, n),), torch.empty_like)
+    assert _judged("graph.op.alias", Listed([op]))[0] is Status.FAIL
+
+
+def test_what_raises_is_not_proved_and_hides_no_failure():
+    claim, right, wrong = "graph.op.alias", _pair(), _first_again()
+    status, reason = _judged(claim, Listed([right], refused=["_C::other: RuntimeError: none"]))
+    assert status is Status.NOT_SUPPORTED
+    assert reason == "1 operators are right, and calls of others raise: _C::other: RuntimeError: none"
+    assert _judged(claim, Listed([right, wrong], refused=["_C::other: RuntimeError: none"]))[0] is Status.FAIL
+
+
+def test_operators_of_a_cpu_say_nothing_of_a_gpu():
+    target = msgspec.structs.replace(TARGET, capability=(9, 0))
+    for listed, due in ((Listed([_pair()], device="cpu"), Status.NOT_SUPPORTED), (Listed([_pair()]), Status.PASS)):
+        status, reason = _judged("graph.op.alias", listed, target)
+        assert status is due, reason
+
+
+def _judged(claim, listed, target=TARGET):
+    context = Context(target, None, None, {"custom_ops": lambda: listed})
+    status, reason, _ = evaluate(catalogue.get(claim), STACK, context)
+    return status, reason

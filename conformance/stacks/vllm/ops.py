@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def listed(worker: VllmWorker) -> Listed:
     """Raises NotSupported where none of vLLM's can be called."""
     told = worker.call("describe_ops")
-    return Listed([VllmOp(worker, name, fake, told["library"]) for name, fake in told["operators"]], told["notes"])
+    ops = [VllmOp(worker, name, fake, told["library"]) for name, fake in told["operators"]]
+    return Listed(ops, told["notes"], told["refused"], told["device"])
 
 
 class VllmOp:
@@ -48,8 +49,8 @@ class VllmOp:
         told: str = self._measure("opcheck", test, batch)
         return told
 
-    def twice(self, batch: int) -> tuple[bool, bool]:
-        changed, shared = self._measure("twice", batch)
+    def lasting(self, batch: int) -> tuple[bool, bool]:
+        changed, shared = self._measure("lasting", batch)
         return changed, shared
 
     def untouched(self) -> list[str]:

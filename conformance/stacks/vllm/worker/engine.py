@@ -227,7 +227,10 @@ def serve(**request):
 
 
 def serving_ended():
-    return RUNNING["server"].poll()
+    """The exit status of the server, or of a process of its own that died; none while all run."""
+    from . import serving
+
+    return serving.ended()
 
 
 def stop():

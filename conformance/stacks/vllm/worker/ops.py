@@ -1,6 +1,7 @@
 """vLLM's custom operators, measured in this process: which of the cases this vLLM has, and what each does."""
 
 import importlib
+from pathlib import Path
 
 from . import op_case, op_cases_any, op_cases_cpu, op_cases_gpu
 from .problems import Unsupported, stacks_words
@@ -10,27 +11,37 @@ op_faults, op_measures = (importlib.import_module(f"{__package__}.{name}") for n
 
 
 def describe_ops():
-    """{"operators": [[name, has a fake]], "library": words, "notes": [words]}. Raises Unsupported where none of the
-    operators that are known here can be called."""
+    """{"operators": [[name, has a fake]], "library", "device": words, "notes", "refused": [words]}. Raises Unsupported
+    where none of the operators that are known here can be called."""
     import torch
     import vllm
 
     device = _device()
-    kept, notes, absent = [], [], []
+    kept, notes, refused, absent = [], [], [], []
     for one in _cases(device):
         found = op_case.found(one, device)
         if found is None:
             absent.append(one.name)
         elif words := _refusal(found):
-            notes.append(f"{one.name}: not judged, this machine's call is refused: {words}")
+            refused.append(f"{one.name}: {words}")
         else:
             kept.append([one.name, op_measures.has_fake(found.op)])
     if absent:
-        notes.append(f"not in this vLLM: {', '.join(absent)}")
+        notes.append(f"not registered here{_unloaded()}: {', '.join(absent)}")
     if not kept:
-        raise Unsupported(f"no operator of this vLLM can be called on {device}: {'; '.join(notes)}")
+        raise Unsupported(f"no operator of this vLLM can be called on {device}: {'; '.join([*refused, *notes])}")
     library = f"vLLM {vllm.__version__}, torch {torch.__version__}, {device}"
-    return {"operators": kept, "library": library, "notes": notes}
+    return {"operators": kept, "library": library, "notes": notes, "refused": refused, "device": device}
+
+
+def _unloaded():
+    """Why vLLM's compiled libraries are not there, if one of them does not load."""
+    for path in sorted(Path(importlib.import_module("vllm").__path__[0]).glob("_C*.so")):
+        try:
+            importlib.import_module(f"vllm.{path.name.partition('.')[0]}")
+        except Exception as error:
+            return f" ({path.name} does not load: {stacks_words(error)})"
+    return ""
 
 
 def _device():

@@ -1,6 +1,7 @@
 """vLLM's own OpenAI-compatible server, as a child of this worker: it ends with the worker's group."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from . import engine
 from .problems import Refused
 
 MODEL = "model"
+#: vLLM of a rank or an engine core that is gone; of a rank with its exit status, minus the signal that ended it.
+_DIED = re.compile(r"(?:Worker|Engine core) proc \S+ died unexpectedly(?: \(exit code: (-?\d+)\))?")
+#: What the dead leave if they ended by themselves.
+_LAST_WORDS = ("Fatal Python error", "Traceback (most recent call last)")
 _POLL = 0.5
 _LAST = 400
 
@@ -40,6 +45,17 @@ def serve(plugin, model, tp, settings, fault, seconds):
             return port
         time.sleep(_POLL)
     raise RuntimeError(f"the server was not healthy within {seconds:g} s; start it alone to see why")
+
+
+def ended():
+    """The exit status of a process of the server's that died; -9 for one that left no words; then the server's own."""
+    log = (Path.cwd() / "server.log").read_text(errors="replace")
+    died = _DIED.findall(log)
+    if codes := [int(code) for code in died if code]:
+        return codes[0]
+    if died and not any(words in log for words in _LAST_WORDS):
+        return -9
+    return engine.RUNNING["server"].poll()
 
 
 def _words(key, value):
