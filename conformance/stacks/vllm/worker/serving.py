@@ -13,10 +13,16 @@ from . import engine
 from .problems import Refused
 
 MODEL = "model"
-#: vLLM of a rank or an engine core that is gone; of a rank with its exit status, minus the signal that ended it.
-_DIED = re.compile(r"(?:Worker|Engine core) proc \S+ died unexpectedly(?: \(exit code: (-?\d+)\))?")
-#: What the dead leave if they ended by themselves.
-_LAST_WORDS = ("Fatal Python error", "Traceback (most recent call last)")
+#: vLLM of a rank that is gone, with its exit status: minus the signal, if one ended it.
+_DIED = re.compile(r"Worker proc \S+ died unexpectedly \(exit code: (-?\d+)\)")
+#: What processes leave in the log that end by themselves, and the status that it stands for.
+_LAST_WORDS = {
+    "Segfault encountered": -11,
+    "Fatal Python error": -11,
+    "terminate called": -6,
+    "EngineCore encountered a fatal error": 1,
+    "EngineCore failed": 1,
+}
 _POLL = 0.5
 _LAST = 400
 
@@ -42,20 +48,45 @@ def serve(plugin, model, tp, settings, fault, seconds):
             last = " ".join(log.read_text(errors="replace")[-_LAST:].split())
             raise Refused(f"the server ended with {child.returncode} before it was healthy: {last}")
         if _healthy(port):
+            engine.RUNNING["family"] = _family(child.pid)
             return port
         time.sleep(_POLL)
     raise RuntimeError(f"the server was not healthy within {seconds:g} s; start it alone to see why")
 
 
 def ended():
-    """The exit status of a process of the server's that died; -9 for one that left no words; then the server's own."""
+    """The exit status of a process of the server's that died, then the server's own; -9 for one of whom nobody knows
+    how it ended: it was killed before it could say a word."""
     log = (Path.cwd() / "server.log").read_text(errors="replace")
-    died = _DIED.findall(log)
-    if codes := [int(code) for code in died if code]:
-        return codes[0]
-    if died and not any(words in log for words in _LAST_WORDS):
-        return -9
+    if codes := _DIED.findall(log):
+        return int(codes[0])
+    if any(not _lives(pid) for pid in engine.RUNNING.get("family", ())):
+        return next((status for words, status in _LAST_WORDS.items() if words in log), -9)
     return engine.RUNNING["server"].poll()
+
+
+def _family(pid):
+    """vLLM's own processes below that one (`VLLM::EngineCore`), as they call themselves; none where /proc is none."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            found += [int(child)] if _named(child) else []
+            found += _family(child)
+    return found
+
+
+def _named(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::")
+    except OSError:
+        return False
+
+
+def _lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _words(key, value):
