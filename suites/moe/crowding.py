@@ -17,7 +17,8 @@ from suites.moe import due, random_batch
 from suites.moe.bench import Bench
 from suites.moe.bits import same
 
-_MOST = 12
+#: Findings that are kept, and rows that are kept before they are judged.
+_MOST, _AT_ONCE = 12, 2048
 
 
 def crowded(ids: torch.Tensor, tile_tokens: int) -> torch.Tensor:
@@ -54,29 +55,41 @@ class Excuses:
     def __init__(self, bench: Bench):
         self.bench, self.compared = bench, 0
         self._rows: dict[int, list[_Excused]] = {}
+        self._findings: list[Finding] = []
+        #: Rank -> tokens so far, and the largest error over its bound.
+        self._told: dict[int, tuple[int, float]] = {}
 
     def due(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Tokens) -> torch.Tensor:
         """`want` (M, H), but what was got where that is excused; `got` is of the first M of the inputs' tokens. Either
         may be wrong, and both are judged."""
         other = ~same(got, want) & crowded(inputs.ids, self.bench.can.tile_tokens)[: len(got), None]
+        rows = self._rows.setdefault(rank, [])
         for row in other.any(1).nonzero().flatten().tolist():
-            own = Tokens(*(one[row] for one in inputs))
-            sides = (
-                _Excused(f"{what}, token {row}", got[row], own),
-                _Excused(f"beside {what}, token {row}", want[row], own),
-            )
-            self._rows.setdefault(rank, []).extend(sides)
+            own = Tokens(*(one[row].clone() for one in inputs))
+            rows.append(_Excused(f"{what}, token {row}", got[row].clone(), own))
+            rows.append(_Excused(f"beside {what}, token {row}", want[row].clone(), own))
+            if len(rows) >= _AT_ONCE:
+                self._judge(rank)
         return torch.where(other, got, want)
 
     def judged(self) -> tuple[list[Finding], list[str]]:
-        """What of it is out of bounds, and words for what was excused. References are slow: a rank's are one call."""
-        findings, notes = list[Finding](), list[str]()
-        for rank, rows in self._rows.items():
+        """What of all that is out of bounds, and words for what was excused."""
+        for rank in self._rows:
+            self._judge(rank)
+        notes = [
+            f"rank {rank}: {tokens} tokens that crowd are in other bits, err/bound {worst:.3f}"
+            for rank, (tokens, worst) in self._told.items()
+        ]
+        return self._findings[:_MOST], notes
+
+    def _judge(self, rank: int) -> None:
+        """What is kept of a rank so far; references are slow, so that many rows are one call."""
+        if rows := self._rows[rank]:
             found, worst = self._within_bound(rank, rows)
-            findings += found
-            notes.append(f"rank {rank}: {len(rows) // 2} tokens that crowd are in other bits, err/bound {worst:.3f}")
-        self._rows.clear()
-        return findings, notes
+            tokens, before = self._told.get(rank, (0, 0.0))
+            self._told[rank] = tokens + len(rows) // 2, max(before, worst)
+            self._findings += found
+            rows.clear()
 
     def _within_bound(self, rank: int, rows: list[_Excused]) -> tuple[list[Finding], float]:
         b, context = self.bench, self.bench.context

@@ -167,6 +167,12 @@ def test_calls_are_held_to_their_bound_as_replays_are(claim, off, tile, due, mon
     assert status is due, evidence.summary
 
 
+def test_many_rows_are_judged_as_they_come(monkeypatch):
+    monkeypatch.setattr("suites.moe.crowding._AT_ONCE", 6)
+    assert _status(monkeypatch, "graph.moe.fresh")[0] is Status.PASS
+    assert _status(monkeypatch, "graph.moe.fresh", off=ANOTHER_VALUE)[0] is Status.FAIL
+
+
 def test_fewer_than_no_tokens_is_no_tile():
     with pytest.raises(AdapterError, match="tile_tokens=-1: a number of tokens, or 0, was due"):
         crowded(torch.zeros(1, 1, dtype=torch.int32), -1)
