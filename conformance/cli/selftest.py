@@ -24,7 +24,7 @@ def selftest(
     """Plant each fault, run its layer, and print which claim catches it.
 
     Exit code 0: all caught and the clean stack silent; 1: a fault lives, or the clean reference alarms;
-    3: a fault could not be planted.
+    3: a fault could not be planted, or its claims cannot be judged here.
     """
     from conformance.faults import selftest as engine
     from conformance.report.matrix import print_matrix

@@ -47,14 +47,15 @@ GEOMETRY, TP, BACKEND, PROFILE = "deepseek-v4-tiny", 3, "flashinfer_cutlass", "s
 
 #: `no fault here`: the backend's kernel is as wide as a rank's share, and the wrong formula comes out right; or the
 #: claims do not apply to the backend.
-OUTCOMES = ("caught", "alive", "fails clean", "not planted", "no fault here")
+#: `not judged`: the claims that should catch it do not fail clean, but cannot be judged here (not supported, blocked).
+OUTCOMES = ("caught", "alive", "fails clean", "not judged", "not planted", "no fault here")
 
 
 class Planted(msgspec.Struct):
     """`caught` only if every claim that the fault names fails planted and passes clean.
 
     `spared`: named claims that did not fail. `fails_clean`: named claims that say nothing here, since the stack
-    fails them without the fault. `also`: other claims that failed.
+    fails them, or cannot be judged by them, without the fault. `also`: other claims that failed.
     """
 
     id: str
@@ -160,7 +161,8 @@ def _exit_code(stack_name: str, alarms: dict[str, str], counts: dict[str, int]) 
     """What fails clean is a false alarm on our own stack; on a real one it is listed, and proves nothing."""
     if counts["alive"] or (stack_name == "reference" and alarms):
         return 1
-    return 3 if counts["not planted"] or counts["fails clean"] or not counts["caught"] else 0
+    unproved = counts["not planted"] or counts["fails clean"] or counts["not judged"]
+    return 3 if unproved or not counts["caught"] else 0
 
 
 def _target(stack_name: str, backend: str, profile_name: str = PROFILE, model: str = "") -> Target:
@@ -406,7 +408,8 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
     elif spared:
         outcome = "alive"
     else:
-        outcome = "caught" if caught_by else "fails clean"
+        judged = any(clean[i][0] in NO_GO for i in fails_clean if i in clean)
+        outcome = "caught" if caught_by else "fails clean" if judged else "not judged"
     return Planted(
         id=fault.id,
         layer=fault.layer,
@@ -418,5 +421,12 @@ def _plant(bench: Bench, fault: Fault, clean: Statuses, clean_context: Context) 
         fails_clean=fails_clean,
         also=[i for i in failed if i not in fault.claims],
         outcome=outcome,
-        reason=": ".join(statuses[unmeasured[0]]) if outcome == "not planted" and unmeasured[0] in statuses else "",
+        reason=_reason(outcome, statuses, unmeasured, clean, fails_clean),
     )
+
+
+def _reason(outcome: str, statuses: Statuses, unmeasured: list[str], clean: Statuses, fails_clean: list[str]) -> str:
+    if outcome == "not planted" and unmeasured[0] in statuses:
+        return ": ".join(statuses[unmeasured[0]])
+    known = [i for i in fails_clean if i in clean] if outcome == "not judged" else []
+    return ": ".join(clean[known[0]]) if known else ""

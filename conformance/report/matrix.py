@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from conformance.faults.selftest import Report
+from conformance.faults.selftest import Planted, Report
 
 _STYLES = {
     "caught": "green",
     "alive": "bold red",
     "fails clean": "yellow",
+    "not judged": "yellow",
     "not planted": "bold yellow",
     "no fault here": "dim",
 }
@@ -22,11 +23,7 @@ def print_matrix(report: Report, to_stderr: bool = False) -> None:
     for heading in ("fault", "outcome", "claims that name it"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "fault")
     for planted in report.faults:
-        claims = ", ".join(
-            f"{claim}"
-            + (" (spared!)" if claim in planted.spared else " (fails clean)" if claim in planted.fails_clean else "")
-            for claim in planted.claims
-        )
+        claims = ", ".join(claim + _mark(planted, claim) for claim in planted.claims)
         table.add_row(planted.id, f"[{_STYLES[planted.outcome]}]{planted.outcome}", claims)
     console.print(table)
     for planted in report.faults:
@@ -38,3 +35,11 @@ def print_matrix(report: Report, to_stderr: bool = False) -> None:
     silent = "the clean stack is silent" if not report.clean else f"{len(report.clean)} claims do not pass clean"
     plural = "" if len(report.faults) == 1 else "s"
     console.print(f"{len(report.faults)} fault{plural}: {counts}; {silent}", markup=False)
+
+
+def _mark(planted: Planted, claim: str) -> str:
+    if claim in planted.spared:
+        return " (spared!)"
+    if claim in planted.fails_clean:
+        return f" ({'not judged' if planted.outcome == 'not judged' else 'fails clean'})"
+    return ""

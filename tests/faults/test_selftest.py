@@ -96,6 +96,7 @@ def test_a_check_that_cannot_measure_has_caught_nothing(monkeypatch):
         ("reference", {}, {}, 3),
         ("vllm", {"plan.accepted": "fail"}, {"caught": 2}, 0),
         ("vllm", {"plan.accepted": "fail"}, {"caught": 1, "fails clean": 1}, 3),
+        ("vllm", {}, {"caught": 1, "not judged": 1}, 3),
         ("vllm", {}, {"caught": 1, "alive": 1, "not planted": 1}, 1),
     ],
 )
