@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from conformance.stacks.graph_protocol import GraphRunner
     from conformance.stacks.hyper_protocol import HyperConnections
     from conformance.stacks.model_protocol import ModelLoader
-    from conformance.stacks.op_protocol import JudgedOp
+    from conformance.stacks.op_protocol import Listed
     from conformance.stacks.prepare_protocol import Preparation
     from conformance.stacks.quant_calls_protocol import QuantCalls
     from conformance.stacks.quant_protocol import FusedSwiglu, GroupedGemm, Quantizer, QuantLinear
@@ -272,10 +272,12 @@ class Context:
         return runner
 
     @property
-    def custom_ops(self) -> Sequence[JudgedOp]:
+    def custom_ops(self) -> Listed:
         """Raises NotSupported where the stack shows no operators of its own."""
-        found: Sequence[JudgedOp] = self._opener("custom_ops")()
-        return found
+        from conformance.stacks.op_protocol import Listed
+
+        found = self._opener("custom_ops")()
+        return found if isinstance(found, Listed) else Listed(found)
 
     @property
     def attention(self) -> AttentionKernel:

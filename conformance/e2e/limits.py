@@ -117,9 +117,8 @@ def _check(one: Limits) -> None:
 def find(model: str, device: str, path: str | None = None, backend: str = "") -> Limits:
     """Raises NotSupported where nothing fits, saying why; UsageError for a file that is none."""
     source = Path(path) if path else _OWN
-    of_model = [
-        one for one in known(source) if (model in one.models, one.device, one.backend) == (True, device, backend)
-    ]
+    here = [one for one in known(source) if (one.device, one.backend) == (device, backend)]
+    of_model = [one for one in here if model in one.models]
     fitting = [one for one in of_model if one.recipe == RECIPE]
     if fitting:
         return fitting[0]

@@ -111,7 +111,7 @@ class Measured:
 
     @cached_property
     def limits(self) -> Limits:
-        return self._limits_of(self.plan.folder)
+        return self._limits_of(self.model)
 
     def name(self, tp: int) -> str:
         return self.plan.names.get(tp, f"TP{tp}")
@@ -207,10 +207,9 @@ class Measured:
     def drafting_limits(self) -> Limits:
         if self.plan.drafting == self.plan.folder:
             return self.limits
-        return self._limits_of(self.plan.drafting)
+        return self._limits_of(limits.digest(self.plan.drafting))
 
-    def _limits_of(self, folder: Path) -> Limits:
-        model = self.model if folder == self.plan.folder else limits.digest(folder)
+    def _limits_of(self, model: str) -> Limits:
         return limits.find(model, self.plan.device, self.plan.limits_file, self.plan.backend)
 
     @property
@@ -233,8 +232,8 @@ class Measured:
             client = Client(server.url, server.model)
             asked = self.prompts.short, self.served_tokens, LOADS, _LOAD_SECONDS, most + 1
             told = watched(lambda: client.everything(*asked), server.ended)
-            if (code := server.ended()) is not None:
-                raise _of_the_dead(code, StackTimeout("its last answers are errors"))
+            if server.ended() is not None:
+                raise StackTimeout("its last answers are errors")
             return told
         except StackTimeout as silence:
             raise _of_the_dead(server.ended(), silence) from None
@@ -281,8 +280,8 @@ class Measured:
         return About(self.plan.stack, self._version, self.model, tp, RECIPE, self.base, self.plan.backend)
 
     def _request(self, tp: int, **options: Any) -> EngineRequest:
-        known = {"model": str(self.plan.folder), "context": self._context, "fault": self.plan.faults.get(tp)}
-        known["backend"] = self.plan.backend
+        known = {"model": str(self.plan.folder), "context": self._context, "backend": self.plan.backend}
+        known |= {"fault": self.plan.faults.get(tp)}
         return EngineRequest(tp=tp, **{**known, **options})
 
     @contextmanager

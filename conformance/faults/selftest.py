@@ -83,10 +83,10 @@ class Report(msgspec.Struct):
     exit_code: int
 
 
-def _in_scope(stack_name: str, layers: str | None) -> list[str]:
+def _in_scope(stack_name: str, layers: tuple[str, ...] | None) -> list[str]:
     """Of a real stack not the faults of `e2e`, unless it is named (each takes minutes), nor those of one backend."""
     every = catalogue.LAYERS if stack_name == "reference" else catalogue.LAYERS[:-1]
-    chosen = every if layers is None else catalogue.check_layers(layer_names(layers))
+    chosen = every if layers is None else layers
     ours = [name for name, fault in FAULTS.items() if fault.layer in chosen]
     return [name for name in ours if stack_name == "reference" or not FAULTS[name].backend]
 
@@ -116,13 +116,11 @@ def run(
     for name in only:
         if name not in FAULTS:
             raise nearest(name, FAULTS, "fault")
-    if only and layers is not None:
-        outside = [name for name in only if FAULTS[name].layer not in catalogue.check_layers(layer_names(layers))]
-        if outside:
-            raise UsageError(
-                f"--fault {outside[0]} is of layer {FAULTS[outside[0]].layer}, outside of --layers {layers}"
-            )
-    names = only or _in_scope(stack_name, layers)
+    chosen = None if layers is None else catalogue.check_layers(layer_names(layers))
+    for name in only:
+        if chosen is not None and FAULTS[name].layer not in chosen:
+            raise UsageError(f"--fault {name} is of layer {FAULTS[name].layer}, outside of --layers {layers}")
+    names = only or _in_scope(stack_name, chosen)
     _target(stack_name, backend or BACKEND)
     planted, alarms = dict[str, Planted](), dict[str, str]()
     for place, some in _by_place(stack_name, names, backend).items():

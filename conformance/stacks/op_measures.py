@@ -66,14 +66,14 @@ def _bytes_compared() -> Iterator[None]:
 
 def same(a: Any, b: Any) -> bool:
     """Bits: NaN equals itself, and the sign of a zero counts."""
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and bool((_bytes(a) == _bytes(b)).all())
+
+
+def _bytes(tensor: Any) -> Any:
     import torch
 
-    alike = a.shape == b.shape and a.dtype == b.dtype
-    return alike and bool((_bits(a, torch.uint8) == _bits(b, torch.uint8)).all())
-
-
-def _bits(tensor: Any, kind: Any) -> Any:
-    return tensor.detach().contiguous().reshape(-1).view(kind)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def tensors(value: Any) -> list[Any]:

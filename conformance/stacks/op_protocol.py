@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from conformance.stacks import op_measures
+
 
 class Runners(NamedTuple):
     """Objects behind an operator that finds them by number. `open(columns, seed)` registers one with weights of its own
@@ -69,38 +71,24 @@ class CustomOp(NamedTuple):
         return f"torch {torch.__version__}"
 
     def has_fake(self) -> bool:
-        from conformance.stacks import op_measures
-
         return op_measures.has_fake(self.op)
 
     def opcheck(self, test: str, batch: int) -> str:
-        from conformance.stacks import op_measures
-
         return op_measures.opcheck(self, test, batch)
 
     def lasting(self, batch: int) -> tuple[bool, bool]:
-        from conformance.stacks import op_measures
-
         return op_measures.lasting(self, batch)
 
     def untouched(self) -> list[str]:
-        from conformance.stacks import op_measures
-
         return op_measures.untouched(self)
 
     def explained(self) -> tuple[int, str, str]:
-        from conformance.stacks import op_measures
-
         return op_measures.explained(self)
 
     def compiled(self) -> list[tuple[int, bool, str]]:
-        from conformance.stacks import op_measures
-
         return op_measures.compiled(self)
 
     def programs(self, batches: tuple[int, ...]) -> tuple[int, str]:
-        from conformance.stacks import op_measures
-
         return op_measures.programs(self, batches)
 
 

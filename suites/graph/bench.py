@@ -17,7 +17,7 @@ from suites.graph.memory import Held, Inputs, Shapes
 from suites.moe import random_batch
 from suites.moe.bench import Bench
 from suites.moe.bits import same
-from suites.moe.crowding import Excuses, Tokens, crowded
+from suites.moe.crowding import Excuses, Tokens, excused
 
 _SPREAD = 32.0  # as in the MoE layer's random batches
 _MOST = 12
@@ -131,21 +131,23 @@ class GraphBench(ABC):
         """Two results on the same inputs, or on their first rows: bit for bit, whether they are. Tokens that crowd may
         be in other bits, if those are as good. `summed`: outputs are sums over ranks."""
         if self.tile_tokens:
-            other = ~same(got, want) & crowded(inputs["ids"], self.tile_tokens)[: len(got), None]
+            other = excused(got, want, inputs["ids"], self.tile_tokens)
             if count := int(other.sum()):
                 self.other_bits[rank] = self.other_bits.get(rank, 0) + count
-                want = (self.near if summed else self.excuse)(rank, what, got, want, inputs, other)
+                if summed:
+                    self.near(rank, what, got, want, other)
+                else:
+                    self.excuse(rank, what, got, want, inputs, other)
+                want = torch.where(other, got, want)
         return self.compare(rank, what, got, want, meaning)
 
     def excuse(
         self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, other: torch.Tensor
-    ) -> torch.Tensor:
-        """What is due when outputs in `other` bits are judged by themselves: with the reference where there is one."""
-        return self.near(rank, what, got, want, inputs, other)
+    ) -> None:
+        """Judge outputs in `other` bits by themselves: with the reference, where there is one."""
+        self.near(rank, what, got, want, other)
 
-    def near(
-        self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, other: torch.Tensor
-    ) -> torch.Tensor:
+    def near(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, other: torch.Tensor) -> None:
         rows = other.any(1).nonzero().flatten()
         a, b = got[rows].double(), want[rows].double()
         norm = b.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
@@ -159,7 +161,6 @@ class GraphBench(ABC):
                 self.find(rank, where, f"within {_ROW:.3g} of the norm of eager's", f"{off:.3g}", meaning)
             elif not far <= 1:
                 self.find(rank, where, "each output within a last bit or two", f"one {far:.3g} times that", meaning)
-        return torch.where(other, got, want)
 
     def compare(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, meaning: str = "") -> bool:
         """Bit for bit; whether they are alike."""
@@ -248,8 +249,8 @@ class MoeGraphBench(GraphBench):
 
     def excuse(
         self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Inputs, other: torch.Tensor
-    ) -> torch.Tensor:
-        return self._excuses.due(rank, what, got, want, Tokens(*(inputs[name] for name in Tokens._fields)))
+    ) -> None:
+        self._excuses.keep(rank, what, got, want, Tokens(*(inputs[name] for name in Tokens._fields)), other)
 
     def evidence(
         self, right: str, measured: dict[str, object] | None = None, notes: list[str] | None = None

@@ -59,8 +59,10 @@ class _Called:
         self, rank: int, where: str, got: torch.Tensor, want: torch.Tensor, meaning: str, number: int = 0
     ) -> None:
         """`number`: of the inputs, as in `held`. Tokens that crowd are judged by the reference in the end."""
-        given = moe_inputs(self.bench, len(got), number)
-        wrong = ~same(got, self.excuses.due(rank, where, got, want, Tokens(**given)))
+        if self.bench.can.tile_tokens:
+            given = Tokens(**moe_inputs(self.bench, len(got), number))
+            want = self.excuses.due(rank, where, got, want, given)
+        wrong = ~same(got, want)
         self.compared += wrong.numel()
         if count := int(wrong.sum()):
             token, column = divmod(int(wrong.flatten().int().argmax()), wrong.shape[1])

@@ -26,7 +26,7 @@ class _Found:
         offered = context.custom_ops
         if not offered:
             raise NotSupported("this stack lists no operators")
-        if context.target.capability and not context.target.planting and getattr(offered, "device", "") == "cpu":
+        if context.target.capability and not context.target.planting and offered.device == "cpu":
             raise NotSupported(
                 "the profile is of a GPU, and no operator but a CPU's can be called here: run it where that GPU is, or "
                 "judge these with --profile cpu"
@@ -34,17 +34,15 @@ class _Found:
         self.ops: list[JudgedOp] = [op for op in offered if not traced or op.has_fake()]
         self.untraced = [op.name for op in offered if op not in self.ops]
         untraced = [f"{name}: no fake: cannot be compiled" for name in self.untraced]
-        self.refused: list[str] = [*getattr(offered, "refused", ())]
-        self.notes = [*untraced, *getattr(offered, "notes", ()), *self.refused]
+        self.refused = offered.refused
+        self.notes = [*untraced, *offered.notes, *offered.refused]
         if not self.ops:
             raise NotSupported(f"no operator of this stack has a fake: {', '.join(op.name for op in offered)}")
         self.findings: list[Finding] = []
         self.looked = 0
 
     def find(self, op: JudgedOp, where: str, expected: str, got: str, meaning: str) -> None:
-        self.findings.append(
-            Finding(f"{op.name}, {where}", expected, textwrap.shorten(got, 400, placeholder=" ..."), meaning)
-        )
+        self.findings.append(Finding(f"{op.name}, {where}", expected, _shortened(got, 400), meaning))
 
     def evidence(self, right: str) -> Evidence:
         """Raises NotSupported where all that was judged is right, and calls of others raise: those are not proved."""
@@ -78,9 +76,9 @@ def _checked(found: _Found, test: str, meaning: str, right: str) -> Evidence:
     return found.evidence(right)
 
 
-def _shortened(text: str) -> str:
-    """Of a reason the first words, and no half one."""
-    return textwrap.shorten(text, 200, placeholder=" ...")
+def _shortened(text: str, most: int) -> str:
+    """The first words on one line, and no half one."""
+    return textwrap.shorten(text, most, placeholder=" ...")
 
 
 @claim("graph.op.schema")
@@ -134,7 +132,7 @@ def compiled(stack: Stack, context: Context) -> Evidence:
             found.find(op, "Dynamo", "a graph", error, "it cannot be traced")
             continue
         if breaks:
-            words = _shortened(reason or "no reason is told")
+            words = _shortened(reason or "no reason is told", 200)
             meaning = f"the compiled model leaves the graph in its midst: {words}"
             found.find(op, "Dynamo", "no graph break", f"{breaks} graph breaks", meaning)
         for batch, equal, error in op.compiled():

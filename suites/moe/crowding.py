@@ -35,6 +35,11 @@ def crowded(ids: torch.Tensor, tile_tokens: int) -> torch.Tensor:
     return (served > tile_tokens)[ids.long() + 1].any(1)
 
 
+def excused(got: torch.Tensor, want: torch.Tensor, ids: torch.Tensor, tile_tokens: int) -> torch.Tensor:
+    """Outputs (M, H) in other bits, of tokens that crowd; `got` is of the first M tokens of ids."""
+    return ~same(got, want) & crowded(ids, tile_tokens)[: len(got), None]
+
+
 class Tokens(NamedTuple):
     """x (M, H) bfloat16, ids (M, k) int32, weights (M, k) float32."""
 
@@ -60,9 +65,15 @@ class Excuses:
         self._told: dict[int, tuple[int, float]] = {}
 
     def due(self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Tokens) -> torch.Tensor:
-        """`want` (M, H), but what was got where that is excused; `got` is of the first M of the inputs' tokens. Either
-        may be wrong, and both are judged."""
-        other = ~same(got, want) & crowded(inputs.ids, self.bench.can.tile_tokens)[: len(got), None]
+        """`want` (M, H), but what was got where that is excused; `got` is of the first M of the inputs' tokens."""
+        other = excused(got, want, inputs.ids, self.bench.can.tile_tokens)
+        self.keep(rank, what, got, want, inputs, other)
+        return torch.where(other, got, want)
+
+    def keep(
+        self, rank: int, what: str, got: torch.Tensor, want: torch.Tensor, inputs: Tokens, other: torch.Tensor
+    ) -> None:
+        """To be judged: rows with outputs in `other` bits, on both sides, since either may be wrong."""
         rows = self._rows.setdefault(rank, [])
         for row in other.any(1).nonzero().flatten().tolist():
             own = Tokens(*(one[row].clone() for one in inputs))
@@ -70,7 +81,6 @@ class Excuses:
             rows.append(_Excused(f"beside {what}, token {row}", want[row].clone(), own))
             if len(rows) >= _AT_ONCE:
                 self._judge(rank)
-        return torch.where(other, got, want)
 
     def judged(self) -> tuple[list[Finding], list[str]]:
         """What of all that is out of bounds, and words for what was excused."""
